@@ -1,0 +1,112 @@
+"""The error vocabulary of all services, and its one table to HTTP and gRPC.
+
+A message says what was wrong, where, and what to do. `kind` is the stable
+machine name; `retryable` says whether the very same call may succeed later.
+"""
+
+from __future__ import annotations
+
+
+class HeadwayError(Exception):
+    """Base of every error that Headway raises on purpose."""
+
+    kind = "internal"
+    retryable = False
+    http_status = 500
+    grpc_status = "INTERNAL"
+
+
+class InvalidSpec(HeadwayError):
+    """A job, request or setting that cannot be accepted as written."""
+
+    kind = "invalid"
+    http_status = 422
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class NotFound(HeadwayError):
+    """The thing that was named does not exist."""
+
+    kind = "not_found"
+    http_status = 404
+    grpc_status = "NOT_FOUND"
+
+
+class Conflict(HeadwayError):
+    """The call contradicts what is already there."""
+
+    kind = "conflict"
+    http_status = 409
+    grpc_status = "ALREADY_EXISTS"
+
+
+class NoCapacity(HeadwayError):
+    """The fleet lacks the processes that the job needs."""
+
+    kind = "no_capacity"
+    retryable = True
+    http_status = 503
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class Unavailable(HeadwayError):
+    """A service, Redis included, cannot be reached or is not ready."""
+
+    kind = "unavailable"
+    retryable = True
+    http_status = 503
+    grpc_status = "UNAVAILABLE"
+
+
+class Unauthorized(HeadwayError):
+    """No token, or a wrong one."""
+
+    kind = "unauthorized"
+    http_status = 401
+    grpc_status = "UNAUTHENTICATED"
+
+
+class DeadlineExceeded(HeadwayError):
+    """A peer did not answer in time."""
+
+    kind = "deadline"
+    retryable = True
+    http_status = 504
+    grpc_status = "DEADLINE_EXCEEDED"
+
+
+class WeightMismatch(HeadwayError):
+    """What landed in a rollout node is not what the learner sent."""
+
+    kind = "weight_mismatch"
+    http_status = 500
+    grpc_status = "DATA_LOSS"
+
+
+class EpochBroken(HeadwayError):
+    """A weight group epoch lost a member; a new epoch is needed."""
+
+    kind = "epoch_broken"
+    retryable = True
+    http_status = 503
+    grpc_status = "ABORTED"
+
+
+class LedgerViolation(HeadwayError):
+    """A ledger invariant would break; never retried, always a bug or a stale caller."""
+
+    kind = "ledger"
+    http_status = 500
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class TrainingDiverged(HeadwayError):
+    """Loss or gradient stayed non-finite."""
+
+    kind = "diverged"
+
+
+class JobFailed(HeadwayError):
+    """A job ended in failure."""
+
+    kind = "job_failed"

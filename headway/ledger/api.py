@@ -1,0 +1,185 @@
+"""The work ledger's interface: what every implementation promises.
+
+    issue -> issued -claim-> leased -deliver-> delivered -take-> taken -commit-> consumed
+                ^   expiry/release |               |
+                +------------------+               +-> filtered | dropped   (counted)
+                attempts used up: abandoned (counted)
+
+Every method is one atomic transition. Version `s` is the policy after `s`
+optimiser steps; a ticket started at version `u` has the deadline `u + max_policy_lag`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from headway.messages import Ticket
+
+OnLate = Literal["wait", "mask", "drop"]
+Refusal = Literal["empty", "lag", "stale_version", "closed", "bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerConfig:
+    """A job's ledger settings, fixed when it is opened."""
+
+    batch_groups: int  # B: groups a step
+    max_policy_lag: int  # eta
+    on_late: OnLate = "wait"
+    lease_s: float = 30.0
+    max_attempts: int = 5
+    max_outstanding_groups: int = 0  # issued + leased + delivered; 0: B * (eta + 2)
+    max_outstanding_bytes: int = 1 << 30  # delivered payloads held
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to deliver one ticket. `token` fences: an older lease cannot deliver."""
+
+    ticket: Ticket
+    token: int
+    attempt: int
+    start_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimResult:
+    """Leases granted, or why there are none."""
+
+    leases: tuple[Lease, ...]
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Whom a step waits for."""
+
+    ticket_id: int
+    node_id: str
+    start_version: int
+    held_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TakeResult:
+    """A step's batch in order, or what it waits for.
+
+    `ticket_ids` is None while the batch is incomplete; then `waiting_for` names
+    the leased tickets whose deadline is this step and `num_ready` the groups that
+    could be taken. `late` are taken tickets to be trained with their too old
+    tokens masked (on_late: mask). `queue_s` is the time each spent delivered.
+    """
+
+    ticket_ids: tuple[int, ...] | None
+    num_ready: int = 0
+    waiting_for: tuple[Holder, ...] = ()
+    late: frozenset[int] = frozenset()
+    replayed: bool = False  # the same step was taken before; the same groups again
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Where all tickets are. `conserved` holds after every transition."""
+
+    issued_total: int
+    issued: int
+    leased: int
+    delivered: int
+    taken: int
+    consumed: int
+    filtered: int
+    dropped: int
+    abandoned: int
+    refused_deliveries: int  # late or second deliveries, never trained on
+    expired_leases: int
+    step: int  # the next step to commit
+    payload_bytes: int
+    reasons: Mapping[str, int] = field(default_factory=dict)  # filtered/dropped by reason
+
+    @property
+    def conserved(self) -> bool:
+        """Every ticket ever issued is in exactly one state."""
+        return self.issued_total == (
+            self.issued + self.leased + self.delivered + self.taken
+            + self.consumed + self.filtered + self.dropped + self.abandoned
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A rollout node that serves a job, as it announced itself."""
+
+    node_id: str
+    address: str  # its gRPC address
+    transport: Literal["broadcast", "none"]  # none: sim engines hold no tensors
+    version: int | None = None
+
+
+class Ledger(Protocol):
+    """One job's work ledger. All times are the store's clock."""
+
+    async def open(self, config: LedgerConfig) -> None:
+        """Creates the ledger, or finds it again; Conflict when the config differs."""
+
+    async def issue(self, tickets: Sequence[Ticket]) -> int:
+        """Adds tickets with consecutive ids; returns how many were accepted.
+
+        Ids below `issued_total` were issued before and are skipped (counted as
+        accepted); an id that leaves a gap is a LedgerViolation. Fewer are accepted
+        when `max_outstanding_groups` is reached.
+        """
+
+    async def claim(self, node_id: str, version: int, limit: int = 1) -> ClaimResult:
+        """Leases up to `limit` tickets to a node whose installed version is `version`.
+
+        Each grant keeps the lag rule (F) true. Oldest ticket ids first.
+        """
+
+    async def renew(self, node_id: str, leases: Sequence[Lease]) -> tuple[Lease, ...]:
+        """Extends leases; returns those still held. The others are lost: stop their work."""
+
+    async def release(self, lease: Lease) -> bool:
+        """Hands a ticket back (drain); it is claimable at once, the attempt not counted."""
+
+    async def deliver(self, lease: Lease, payload: bytes, filter_reason: str = "") -> bool:
+        """Stores a group once. False: the lease is no longer held; counted, ignored.
+
+        With `filter_reason` the group is filtered on arrival: counted under that
+        reason, its payload not kept, its place free for a fresh ticket.
+        """
+
+    async def fail(self, lease: Lease, reason: str) -> bool:
+        """Ends an attempt that cannot succeed; the ticket is retried or abandoned."""
+
+    async def take(self, step: int) -> TakeResult:
+        """The batch of `step`: exactly B groups, or what it waits for. Safe to repeat."""
+
+    async def payloads(self, ticket_ids: Sequence[int]) -> list[bytes]:
+        """Payloads in the order of the ids; NotFound names one that was trimmed."""
+
+    async def commit(self, step: int, ticket_ids: Sequence[int]) -> None:
+        """Step `step` trained on these groups; the next step is `step + 1`.
+
+        Repeating a commit is harmless; other ids for a committed step, or a step
+        out of order, are a LedgerViolation.
+        """
+
+    async def trim(self, step: int) -> int:
+        """A checkpoint after `step` steps is durable: frees payloads of steps < `step`."""
+
+    async def counts(self) -> Counts:
+        """A consistent count of all tickets. Expires leases first."""
+
+    async def announce(self, member: Member, ttl_s: float) -> None:
+        """A rollout node serves this job until `ttl_s` from now."""
+
+    async def withdraw(self, node_id: str) -> None:
+        """A rollout node serves this job no longer."""
+
+    async def members(self) -> tuple[Member, ...]:
+        """The nodes whose announcement has not run out, by node id."""
+
+    async def close(self) -> None:
+        """Ends the job's work: every later claim is refused as `closed`."""
