@@ -45,7 +45,9 @@ class DataSpec(Section):
     suffix: str = Field(default="", description="appended to the question")
     shuffle: bool = True
     train_batch_size: int = Field(default=8, ge=1, description="B: groups (prompts) a step")
-    max_prompt_length: int = Field(default=512, ge=1, description="tokens; longer prompts are skipped")
+    max_prompt_length: int = Field(
+        default=512, ge=1, description="tokens; longer prompts are skipped"
+    )
 
 
 class RewardSpec(Section):
@@ -131,7 +133,9 @@ class TrainerSpec(Section):
     """Length of the job and what it keeps."""
 
     total_training_steps: int = Field(ge=1)
-    save_freq: int = Field(default=10, ge=0, description="steps between checkpoints; 0: only the last")
+    save_freq: int = Field(
+        default=10, ge=0, description="steps between checkpoints; 0: only the last"
+    )
     max_ckpt_to_keep: int = Field(default=2, ge=1)
     export: bool = Field(default=True, description="write model/ (Hugging Face) at the end")
 
@@ -172,7 +176,10 @@ class JobSpec(Section):
                 f"data.max_prompt_length {self.data.max_prompt_length} + rollout.max_tokens"
                 f" {self.rollout.max_tokens} exceeds model.max_model_len {self.model.max_model_len}"
             )
-        low, high = self.algorithm.rollout_correction.icepop_low, self.algorithm.rollout_correction.icepop_high
+        low, high = (
+            self.algorithm.rollout_correction.icepop_low,
+            self.algorithm.rollout_correction.icepop_high,
+        )
         if low >= high:
             raise ValueError(f"rollout_correction.icepop_low {low} is not below icepop_high {high}")
         if self.rollout.max_nodes is not None and self.rollout.max_nodes < self.rollout.min_nodes:

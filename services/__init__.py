@@ -1,0 +1,1 @@
+"""The four services. Each imports the library `headway`, never another service."""

@@ -1,0 +1,1 @@
+"""The work ledger: exactly once, and never too old."""

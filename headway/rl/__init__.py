@@ -1,0 +1,1 @@
+"""Pure maths of reinforcement learning: schedule, advantages, losses, corrections, packing."""

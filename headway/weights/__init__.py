@@ -1,0 +1,1 @@
+"""Versioned weights: manifests, weight group epochs, publisher, receiver."""

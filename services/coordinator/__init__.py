@@ -1,0 +1,1 @@
+"""The control plane: REST /v1 and gRPC FleetService."""

@@ -1,0 +1,1 @@
+"""Optimises the policy; serves gRPC LearnerService."""

@@ -1,0 +1,1 @@
+"""Scores completions; serves gRPC RewardService and REST /v1/score."""

@@ -1,0 +1,1 @@
+"""Samples completions; serves gRPC RolloutService."""
