@@ -84,6 +84,7 @@ class JobStatus(_message.Message):
     DETAIL_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     ERROR_KIND_FIELD_NUMBER: _builtins.int
+    RUN_DIR_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """The job."""
     phase: _builtins.str
@@ -94,6 +95,8 @@ class JobStatus(_message.Message):
     """Weight version installed (rollout) or trained (learner); absent before any."""
     error_kind: _builtins.str
     """Error kind of a failure, as in headway/errors.py; empty otherwise."""
+    run_dir: _builtins.str
+    """The run folder on the learner's host; empty from other processes."""
     def __init__(
         self,
         *,
@@ -102,10 +105,11 @@ class JobStatus(_message.Message):
         detail: _builtins.str = ...,
         version: _builtins.int | None = ...,
         error_kind: _builtins.str = ...,
+        run_dir: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "detail", b"detail", "error_kind", b"error_kind", "job_id", b"job_id", "phase", b"phase", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "detail", b"detail", "error_kind", b"error_kind", "job_id", b"job_id", "phase", b"phase", "run_dir", b"run_dir", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
     _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
