@@ -1,0 +1,146 @@
+"""Rows of a JSON-lines or parquet file, in verl's columns or TRL's.
+
+Both have a column `prompt`: a chat (list of `{role, content}`) or a string. Every
+other column goes to the grader as it is: verl's `data_source`, `ability`,
+`reward_model`, `extra_info`, or whatever a TRL reward function would be given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from headway.data.plain import plain
+from headway.data.source import Row
+from headway.errors import InvalidSpec
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class JsonLines:
+    """A JSON-lines file; a BOM, CRLF and blank lines are tolerated.
+
+    Every line is checked when the file is opened; only offsets are kept in memory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Reads the file once. InvalidSpec names file and line of a damaged row."""
+        self._path = path
+        self._where: list[tuple[int, int]] = []  # byte offset, line number in the file
+        digest = hashlib.sha256()
+        offset = 0
+        with path.open("rb") as stream:
+            for number, raw in enumerate(stream, start=1):
+                digest.update(raw)
+                if raw.removeprefix(_BOM if number == 1 else b"").strip():
+                    _row(_parse(raw, path, number), f"{path}:{number}")
+                    self._where.append((offset, number))
+                offset += len(raw)
+        if not self._where:
+            raise InvalidSpec(f"{path} has no rows")
+        self._sha256 = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def row(self, index: int) -> Row:
+        """One row, read again from the file."""
+        offset, number = self._where[index]
+        with self._path.open("rb") as stream:
+            stream.seek(offset)
+            raw = stream.readline()
+        return _row(_parse(raw, self._path, number), f"{self._path}:{number}")
+
+    def describe(self) -> dict[str, Any]:
+        """File, rows, SHA-256 of its bytes."""
+        return _described("jsonl", self._path, len(self), self._sha256)
+
+
+class Parquet:
+    """A parquet file, whichever library wrote it; nested values become lists and dicts."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads and checks the file. InvalidSpec names file and row."""
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError:
+            raise InvalidSpec(f"reading {path} needs pyarrow: pip install pyarrow") from None
+        self._path = path
+        try:
+            table = pyarrow.parquet.read_table(path)
+        except (pyarrow.ArrowException, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise InvalidSpec(f"{path} is not a readable parquet file: {reason}") from None
+        if "prompt" not in table.column_names:
+            raise InvalidSpec(
+                f"{path} has no column prompt (columns: {', '.join(table.column_names)})"
+            )
+        index = [c for c in table.column_names if c.startswith("__index_level_")]
+        self._table = table.drop_columns(index)
+        if not len(self):
+            raise InvalidSpec(f"{path} has no rows")
+        for number in range(len(self)):
+            self.row(number)
+        with path.open("rb") as stream:
+            self._sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def row(self, index: int) -> Row:
+        """One row as plain values."""
+        columns = self._table.slice(index, 1).to_pydict(maps_as_pydicts="strict")
+        values = {name: plain(column[0]) for name, column in columns.items()}
+        return _row(values, f"{self._path}, row {index}")
+
+    def describe(self) -> dict[str, Any]:
+        """File, rows, SHA-256 of its bytes."""
+        return _described("parquet", self._path, len(self), self._sha256)
+
+
+def _described(source: str, path: Path, rows: int, sha256: str) -> dict[str, Any]:
+    return {"source": source, "file": str(path), "rows": rows, "sha256": sha256}
+
+
+def _parse(raw: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        text = raw.removeprefix(_BOM if number == 1 else b"").decode("utf-8")
+        value = json.loads(text)
+    except UnicodeDecodeError as error:
+        raise InvalidSpec(f"{path}:{number}: not UTF-8 at byte {error.start} of the line") from None
+    except json.JSONDecodeError as error:
+        raise InvalidSpec(
+            f"{path}:{number}: not JSON: {error.msg} (column {error.colno})"
+        ) from None
+    except RecursionError:
+        raise InvalidSpec(f"{path}:{number}: nested too deeply") from None
+    if not isinstance(value, dict):
+        raise InvalidSpec(f"{path}:{number}: a row is a JSON object, not {type(value).__name__}")
+    row: dict[str, Any] = plain(value)
+    return row
+
+
+def _row(values: dict[str, Any], where: str) -> Row:
+    item = {name: value for name, value in values.items() if name != "prompt"}
+    prompt = values.get("prompt")
+    if isinstance(prompt, str):
+        if not prompt:
+            raise InvalidSpec(f"{where}: prompt is empty")
+        return Row(prompt, item)
+    if not isinstance(prompt, list) or not prompt:
+        raise InvalidSpec(f"{where}: prompt must be a string or a list of chat messages")
+    return Row([_message(message, where) for message in prompt], item)
+
+
+def _message(message: Any, where: str) -> dict[str, Any]:
+    if (
+        not isinstance(message, dict)
+        or not isinstance(message.get("role"), str)
+        or not isinstance(message.get("content"), str)
+    ):
+        raise InvalidSpec(f"{where}: a chat message is {{role: text, content: text}}")
+    # A columnar writer fills keys that only other rows have with nulls.
+    return {name: value for name, value in message.items() if value is not None}

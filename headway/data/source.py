@@ -1,0 +1,52 @@
+"""What a source of prompts is, and the one place that picks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from headway.errors import InvalidSpec
+from headway.jobspec import DataSpec
+from headway.messages import JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One problem: chat messages or plain text to ask, and what a grader needs to know."""
+
+    prompt: list[dict[str, Any]] | str
+    item: JsonObject
+
+
+class Source(Protocol):
+    """A finite list of problems with random access; the same index, the same row."""
+
+    def __len__(self) -> int:
+        """How many rows."""
+
+    def row(self, index: int) -> Row:
+        """Row `index`, `0 <= index < len`."""
+
+    def describe(self) -> dict[str, Any]:
+        """What the data is, for the run's record: enough to know it again."""
+
+
+def open_source(spec: DataSpec) -> Source:
+    """The source a job names. InvalidSpec when it does not exist or is damaged."""
+    if spec.source == "reasoning_gym":
+        from headway.data.generated import ReasoningGym
+
+        return ReasoningGym(spec.name, dict(spec.config), seed=spec.seed, size=spec.size)
+    if spec.config:
+        raise InvalidSpec(f"data.config is for reasoning_gym; a {spec.source} file takes none")
+    path = Path(spec.name).expanduser()
+    if not path.is_file():
+        raise InvalidSpec(f"data.name {spec.name!r}: there is no such file")
+    if spec.source == "jsonl":
+        from headway.data.files import JsonLines
+
+        return JsonLines(path)
+    from headway.data.files import Parquet
+
+    return Parquet(path)
