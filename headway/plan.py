@@ -1,0 +1,288 @@
+"""What a job would do and need on this machine, worked out before anything is started.
+
+`check_job` refuses what cannot run anywhere; `make_plan` adds the arithmetic and what
+this machine lacks. Both take a second or so and fetch nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from headway.errors import HeadwayError, InvalidSpec
+from headway.graders import validate_grader
+from headway.jobspec import JobSpec
+from headway.memory import (
+    GIB,
+    SMALL_SERVICES_BYTES,
+    PoolMemory,
+    checkpoint_bytes,
+    export_bytes,
+    kv_bytes_per_token,
+    learner_rank_memory,
+    longest_row,
+    rollout_node_memory,
+)
+from headway.model_size import ModelShape, local_folder, read_shape
+from headway.plan_data import first_item
+
+_METRICS_ROW_BYTES = 2_000
+_SAMPLE_BYTES_PER_TOKEN = 6
+_SAMPLE_OVERHEAD_BYTES = 400
+_REPORT_BYTES = 300_000
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What there is. Memory and disk in bytes; `cores` are CPU indices."""
+
+    cores: tuple[int, ...]
+    memory: int
+    free_disk: int
+    num_gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """How a fleet shares the machine out."""
+
+    engine: str
+    num_rollouts: int
+    learner_cores: tuple[int, ...]
+    rollout_cores: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The job's arithmetic; groups are prompts with their n completions."""
+
+    groups: int  # B, a step
+    completions: int  # B * n, a step
+    max_new_tokens: int  # B * n * max_tokens, a step
+    max_row_tokens: int  # one prompt and its n completions, packed
+    updates: int  # optimiser updates a step
+    steps: int
+    tickets: int  # groups trained on in the whole job
+    max_outstanding_groups: int  # B * (eta + 1): started and not yet trained on
+    data_epochs: float | None  # passes over the data; None where its size is unknown
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """Something the job leaves behind; `size` in bytes, None where unknown."""
+
+    path: Path
+    what: str
+    size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything `headway plan` shows. It can run when `problems` is empty."""
+
+    job: JobSpec
+    machine: Machine
+    pools: Pools
+    batch: Batch
+    shape: ModelShape | None
+    learner: PoolMemory | None  # one rank
+    rollout: PoolMemory | None  # one node
+    total_memory: int | None
+    kv_tokens: int | None  # tokens the KV cache of a node holds
+    files: tuple[PlannedFile, ...]
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def check_job(job: JobSpec) -> ModelShape | None:
+    """Refuses a job that no fleet could run; returns the model's shape if it is here.
+
+    InvalidSpec: no such model folder, unknown grader or data set, lengths beyond the model.
+    """
+    folder = local_folder(job.model.path)
+    shape = read_shape(folder) if folder is not None else None
+    _check_grader(job, None)
+    if shape is not None and 0 < shape.max_positions < job.model.max_model_len:
+        raise InvalidSpec(
+            f"model.max_model_len {job.model.max_model_len} is beyond the {shape.max_positions}"
+            f" positions of {job.model.path}"
+        )
+    item = first_item(job.data)
+    if item is not None:
+        _check_grader(job, item)
+    return shape
+
+
+def check_pools(job: JobSpec, num_rollouts: int) -> None:
+    """InvalidSpec when a fleet of this size could never start the job."""
+    if num_rollouts < job.rollout.min_nodes:
+        raise InvalidSpec(
+            f"the job needs {job.rollout.min_nodes} rollout node(s) (rollout.min_nodes) and the"
+            f" fleet would have {num_rollouts}: raise --rollouts"
+        )
+
+
+def this_machine(runs_dir: Path) -> Machine:
+    """The cores, memory and disk this process may use."""
+    folder = runs_dir.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return Machine(
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        memory=min(psutil.virtual_memory().total, _cgroup_limit()),
+        free_disk=shutil.disk_usage(folder).free,
+        num_gpus=len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
+    )
+
+
+def batch_of(job: JobSpec) -> Batch:
+    """The arithmetic of DESIGN section 3: B, n, steps, tickets and the bound on what is open."""
+    groups, steps = job.data.train_batch_size, job.trainer.total_training_steps
+    completions = groups * job.rollout.n
+    size = job.data.size if job.data.source == "reasoning_gym" else None
+    return Batch(
+        groups=groups,
+        completions=completions,
+        max_new_tokens=completions * job.rollout.max_tokens,
+        max_row_tokens=longest_row(job),
+        updates=groups // job.mini_batch_size * job.actor.ppo_epochs,
+        steps=steps,
+        tickets=groups * steps,
+        max_outstanding_groups=groups * (job.algorithm.max_policy_lag + 1),
+        data_epochs=groups * steps / size if size else None,
+    )
+
+
+def make_plan(job: JobSpec, machine: Machine, pools: Pools, runs_dir: Path) -> Plan:
+    """The whole plan. Raises what `check_job` raises; what this machine lacks is in `problems`."""
+    shape = check_job(job)
+    problems, notes = [], []
+    try:
+        check_pools(job, pools.num_rollouts)
+    except HeadwayError as error:
+        problems.append(str(error))
+    learner = rollout = total = kv_tokens = None
+    if shape is None:
+        notes.append(
+            f"{job.model.path} is not on this machine yet: it is fetched when the job starts,"
+            " and sizes are not known before"
+        )
+    else:
+        learner = learner_rank_memory(job, shape)
+        rollout = rollout_node_memory(job, shape, pools.engine)
+        nodes = pools.num_rollouts * rollout.total
+        total = job.actor.num_ranks * learner.total + nodes + SMALL_SERVICES_BYTES
+        if pools.engine != "sim":
+            kv_tokens = int(job.rollout.kv_cache_gib * GIB) // kv_bytes_per_token(job, shape)
+        problems += _memory_problems(job, machine, total, kv_tokens)
+        if not shape.counted:
+            notes.append("parameters are worked out from config.json: no safetensors files there")
+    files = planned_files(job, shape, runs_dir)
+    needed = sum(file.size or 0 for file in files)
+    if needed > machine.free_disk:
+        problems.append(
+            f"the run writes about {gib(needed)} to {runs_dir} and {gib(machine.free_disk)} is free"
+        )
+    notes += _notes(machine, pools)
+    return Plan(
+        job=job,
+        machine=machine,
+        pools=pools,
+        batch=batch_of(job),
+        shape=shape,
+        learner=learner,
+        rollout=rollout,
+        total_memory=total,
+        kv_tokens=kv_tokens,
+        files=files,
+        problems=tuple(problems),
+        notes=tuple(notes),
+    )
+
+
+def planned_files(
+    job: JobSpec, shape: ModelShape | None, runs_dir: Path
+) -> tuple[PlannedFile, ...]:
+    """The run folder's content with its sizes at the end of the job."""
+    run = runs_dir / f"{job.name}-<id>"
+    batch, save = batch_of(job), job.trainer.save_freq
+    written = -(-batch.steps // save) if save else 1
+    kept = min(job.trainer.max_ckpt_to_keep, written)
+    completion = _SAMPLE_OVERHEAD_BYTES + _SAMPLE_BYTES_PER_TOKEN * job.rollout.max_tokens
+    samples = batch.tickets * job.rollout.n * completion
+    one = checkpoint_bytes(shape) if shape else None
+    files = [
+        PlannedFile(run / "job.yaml", "the job as resolved", len(job.to_yaml())),
+        PlannedFile(run / "environment.json", "versions, machine, seeds, hashes", 8_000),
+        PlannedFile(run / "metrics.jsonl", "a row a step", batch.steps * _METRICS_ROW_BYTES),
+        PlannedFile(run / "samples.jsonl", "prompts, completions, rewards, versions", samples),
+        PlannedFile(
+            run / "checkpoints",
+            f"{kept} of {written} kept",
+            one * kept if one is not None else None,
+        ),
+        PlannedFile(run / "report.html", "curves", _REPORT_BYTES),
+    ]
+    if job.trainer.export:
+        size = export_bytes(job, shape) if shape else None
+        files.append(PlannedFile(run / "model", "Hugging Face folder", size))
+    return tuple(files)
+
+
+def gib(size: float) -> str:
+    """Bytes for people."""
+    for unit, step in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= step:
+            return f"{size / step:.1f} {unit}"
+    return f"{size:.0f} B"
+
+
+def _check_grader(job: JobSpec, item: Mapping[str, Any] | None) -> None:
+    try:
+        validate_grader(job.reward.grader, item)
+    except InvalidSpec as error:
+        raise InvalidSpec(f"reward.{error}") from None
+
+
+def _memory_problems(
+    job: JobSpec, machine: Machine, total: int, kv_tokens: int | None
+) -> list[str]:
+    problems = []
+    if machine.num_gpus == 0 and total > machine.memory:
+        problems.append(
+            f"the job needs about {gib(total)} of memory and this machine has"
+            f" {gib(machine.memory)}: fewer rollout nodes, a smaller rollout.kv_cache_gib,"
+            " actor.gradient_checkpointing or a smaller model"
+        )
+    longest = job.data.max_prompt_length + job.rollout.max_tokens
+    if kv_tokens is not None and kv_tokens < longest:
+        problems.append(
+            f"rollout.kv_cache_gib {job.rollout.kv_cache_gib:g} holds {kv_tokens} tokens, fewer"
+            f" than one prompt with its completion ({longest})"
+        )
+    return problems
+
+
+def _notes(machine: Machine, pools: Pools) -> list[str]:
+    notes = []
+    if machine.num_gpus:
+        notes.append("this machine has GPUs: their memory is not checked here")
+    if set(pools.learner_cores) & set(pools.rollout_cores):
+        notes.append("the pools share cores: steps take longer than either phase alone")
+    return notes
+
+
+def _cgroup_limit() -> int:
+    """The container's memory limit in bytes; a huge number where there is none."""
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            return int(Path(file).read_text())
+        except (OSError, ValueError):
+            continue
+    return 1 << 62

@@ -1,0 +1,85 @@
+"""Whether a job's data can be had.
+
+reasoning_gym takes over a second to import, so a misspelt name or setting is found in
+its source text first; the data itself is opened only when those are right.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from headway.data.source import open_source
+from headway.errors import InvalidSpec
+from headway.jobspec import DataSpec
+
+# `NAME = "word"` at the top level, and `register_dataset(NAME, Dataset, Settings, …)`.
+_CONSTANT = re.compile(r"""^(\w+)\s*=\s*["'](\w+)["']""", re.MULTILINE)
+_REGISTRATION = re.compile(
+    r"""^\s*register_dataset\(\s*(["']?\w+["']?),\s*\w+,\s*(\w+)""", re.MULTILINE
+)
+
+
+def first_item(data: DataSpec) -> Mapping[str, Any] | None:
+    """The first row's item, as graders see it: proof that the data can be read.
+
+    InvalidSpec, with the nearest known name, when it cannot. None when reasoning_gym is
+    not installed here: then only the fleet can tell.
+    """
+    if data.source == "reasoning_gym":
+        spec = importlib.util.find_spec("reasoning_gym")
+        if spec is None or spec.origin is None:
+            return None
+        _check_names(data, Path(spec.origin).parent)
+    return open_source(data).row(0).item
+
+
+def reasoning_gym_datasets(package: Path) -> dict[str, tuple[Path, str]]:
+    """Every registered data set: name -> (source file, name of its settings class)."""
+    found: dict[str, tuple[Path, str]] = {}
+    for file in sorted(package.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        constants = dict(_CONSTANT.findall(text))
+        for name, settings in _REGISTRATION.findall(text):
+            key = constants.get(name, name.strip("\"'"))
+            found[key] = (file, settings)
+    return found
+
+
+def settings_of(file: Path, class_name: str) -> tuple[str, ...]:
+    """The fields of a settings dataclass, from its source; empty when it is not in the file."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            return tuple(
+                item.target.id
+                for item in node.body
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+            )
+    return ()
+
+
+def _check_names(data: DataSpec, package: Path) -> None:
+    known = reasoning_gym_datasets(package)
+    if data.name not in known:
+        raise InvalidSpec(
+            f"data.name: reasoning_gym has no data set {data.name!r}{_near(data.name, known)}"
+        )
+    fields = settings_of(*known[data.name])
+    for key in data.config:
+        if key in ("seed", "size"):
+            raise InvalidSpec(f"data.config.{key}: write data.{key} instead")
+        if fields and key not in fields:
+            has = ", ".join(field for field in fields if field not in ("seed", "size"))
+            raise InvalidSpec(
+                f"unknown key data.config.{key}{_near(key, fields)}; {data.name} has {has}"
+            )
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {near[0]}?)" if near else ""
