@@ -1,0 +1,100 @@
+"""One version over a weight group: packed buckets, two at a time.
+
+Both sides cut the manifest by `bucket_layout`, so nothing but bytes travels. While
+one bucket is on its way the sender fills the next, and a receiver hashes the last.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from headway.messages import WeightManifest
+from headway.weights.group import Transfer, WeightGroup
+from headway.weights.manifest import Bucket, bucket_layout, digest_of
+
+_DEPTH = 2
+
+
+def send(
+    group: WeightGroup, manifest: WeightManifest, tensors: Mapping[str, Tensor], device: str
+) -> None:
+    """Broadcasts a manifest's tensors in order. EpochBroken when a member is lost."""
+    buckets = bucket_layout(manifest)
+    buffers = _buffers(buckets, device)
+    pending: deque[Transfer] = deque()
+    for index, bucket in enumerate(buckets):
+        if len(pending) == _DEPTH:
+            pending.popleft().wait()
+        buffer = buffers[index % _DEPTH][: bucket.num_bytes]
+        for slot in bucket.slots:
+            source = tensors[slot.spec.name].detach().contiguous().reshape(-1).view(torch.uint8)
+            buffer[slot.offset : slot.offset + slot.num_bytes].copy_(source)
+        pending.append(group.start_broadcast(buffer))
+    while pending:
+        pending.popleft().wait()
+
+
+class Staging:
+    """One version as it arrived, on the host, until the engine takes it."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._manifest: WeightManifest | None = None
+        self.digests: tuple[str, ...] = ()
+
+    def receive(self, group: WeightGroup, manifest: WeightManifest, device: str) -> None:
+        """Takes a whole broadcast and hashes what arrived. EpochBroken when it stops short."""
+        self._manifest = None
+        buckets = bucket_layout(manifest)
+        total = sum(bucket.num_bytes for bucket in buckets)
+        if self._memory.numel() < total:
+            self._memory = torch.empty(total, dtype=torch.uint8)
+        on_host = device == "cpu"
+        buffers = [] if on_host else _buffers(buckets, device)
+        digests: list[str] = []
+        pending: deque[tuple[Bucket, Tensor, Tensor, Transfer]] = deque()
+        places = self._places(buckets)
+        for index in range(len(buckets) + _DEPTH):
+            if len(pending) == _DEPTH or (index >= len(buckets) and pending):
+                bucket, place, buffer, transfer = pending.popleft()
+                transfer.wait()
+                if not on_host:
+                    place.copy_(buffer)
+                digests += [_digest(place, s.offset, s.num_bytes) for s in bucket.slots]
+            if index < len(buckets):
+                bucket, place = buckets[index], places[index]
+                buffer = place if on_host else buffers[index % _DEPTH][: bucket.num_bytes]
+                pending.append((bucket, place, buffer, group.start_broadcast(buffer)))
+        self._manifest = manifest
+        self.digests = tuple(digests)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) in the order sent: views of the staging memory."""
+        if self._manifest is None:
+            raise RuntimeError("nothing was received")
+        buckets = bucket_layout(self._manifest)
+        for bucket, place in zip(buckets, self._places(buckets), strict=True):
+            for slot in bucket.slots:
+                flat = place[slot.offset : slot.offset + slot.num_bytes]
+                dtype = getattr(torch, slot.spec.dtype)
+                yield slot.spec.name, flat.view(dtype).reshape(slot.spec.shape)
+
+    def _places(self, buckets: tuple[Bucket, ...]) -> list[Tensor]:
+        places, start = [], 0
+        for bucket in buckets:
+            places.append(self._memory[start : start + bucket.num_bytes])
+            start += bucket.num_bytes
+        return places
+
+
+def _buffers(buckets: tuple[Bucket, ...], device: str) -> list[Tensor]:
+    size = max((bucket.num_bytes for bucket in buckets), default=0)
+    return [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_DEPTH)]
+
+
+def _digest(place: Tensor, offset: int, num_bytes: int) -> str:
+    return digest_of(place[offset : offset + num_bytes].numpy())

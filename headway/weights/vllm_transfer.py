@@ -1,0 +1,240 @@
+"""The receiving end inside a vLLM worker: joins epochs, stages versions, installs them.
+
+Joining and receiving run in a thread of their own while the worker goes on
+sampling; only the install, a copy from host memory into the model, needs a pause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from headway.errors import EpochBroken, HeadwayError, WeightMismatch
+from headway.messages import EpochInvite, WeightManifest
+from headway.weights.checkpoint import checkpoint_shapes, ties_embeddings
+from headway.weights.group import WeightGroup
+from headway.weights.manifest import check_covers, check_digests, digest_of, tensor_bytes
+from headway.weights.transfer import Staging
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """A seat in an epoch, in vLLM's terms."""
+
+    invite: EpochInvite
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """Which staged version to load, in vLLM's terms."""
+
+    version: int
+
+
+class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
+    """vLLM's weight transfer interface over a Headway weight group."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    supports_draft_weight_update = False
+
+    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
+        super().__init__(config, vllm_config, device, model)
+        if self.parallel_config.world_size != 1:
+            raise ValueError("Headway's weight transfer serves engines of one worker")
+        self._device = str(device)
+        self._group: WeightGroup | None = None
+        self._staging = Staging()
+        self._manifest: WeightManifest | None = None
+        folder = self.model_config.model
+        self._expected = checkpoint_shapes(folder)
+        self._tied = ties_embeddings(folder)
+        self._needed: frozenset[str] = frozenset()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="weights")
+        self._task: Future[str] | None = None
+
+    # -- in the background, while the worker samples
+
+    def begin_join(self, invite: EpochInvite) -> None:
+        """Starts to take a seat; leaves any older epoch first."""
+        self._hang_up()
+        self._begin(lambda: self._join(invite))
+
+    def begin_receive(self, manifest: WeightManifest) -> None:
+        """Starts to receive one version into host memory and to verify it."""
+        group = self._group
+        if group is None:
+            raise EpochBroken("this node has no seat in a weight group; invite it again")
+        self._begin(lambda: self._receive(group, manifest))
+
+    def poll(self) -> tuple[bool, str]:
+        """(done, result) of what was begun: a receive's result is its combined digest.
+
+        Raises what it raised.
+        """
+        if self._task is None or not self._task.done():
+            return False, ""
+        task, self._task = self._task, None
+        return True, task.result()
+
+    def _begin(self, work: Callable[[], str]) -> None:
+        if self._task is not None and not self._task.done():
+            # the thread of an older epoch ends by its own deadline; nobody waits for it
+            self._pool.shutdown(wait=False)
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="weights")
+            self._staging = Staging()
+        self._task = self._pool.submit(work)
+
+    def _join(self, invite: EpochInvite) -> str:
+        self._group = WeightGroup.join(invite, self._device)
+        return ""
+
+    def _receive(self, group: WeightGroup, manifest: WeightManifest) -> str:
+        self._manifest = None
+        staging = self._staging
+        # a model that does not fit still takes the broadcast to its end: the
+        # other members of the epoch must not pay for it
+        staging.receive(group, manifest, self._device)
+        check_covers(manifest, self._expected, self._tied, "the rollout node's model")
+        digest = check_digests(manifest, staging.digests, "what arrived")
+        self._manifest = manifest
+        return digest
+
+    # -- vLLM's own interface, while generation is paused
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Takes a seat in an epoch and returns when the group stands."""
+        self._hang_up()
+        self._join(init_info.invite)
+
+    def start_weight_update(self) -> None:
+        """Opens the model's layers for new weights."""
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        # before the layers open: only then do tied parameters show as one
+        self._needed = frozenset(name for name, _ in self.model.named_parameters())
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Loads the staged version."""
+        # not the base class's: that one synchronises an accelerator, which a CPU lacks
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Loads the staged version into the layers opened by start_weight_update."""
+        if self._manifest is None or self._manifest.version != update_info.version:
+            raise WeightMismatch(f"version {update_info.version} was not received here")
+        loaded = self.model.load_weights(
+            (name, tensor.to(self.device, non_blocking=True))
+            for name, tensor in self._staging.tensors()
+        )
+        missing = sorted(self._needed - loaded) if loaded is not None else []
+        if missing:
+            raise WeightMismatch(
+                f"version {update_info.version} leaves {missing[0]} of vLLM's model unset"
+                f" ({len(missing)} tensors in all)"
+            )
+
+    def finish_weight_update(self) -> None:
+        """Closes the layers; compares what now lies in the model where vLLM keeps it as sent."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+        self._refresh_tied()
+        self.verify_landed()
+
+    def _refresh_tied(self) -> None:
+        """Processes again the layers that share another's parameter.
+
+        A reload fills the shared parameter through its owner only; on a CPU the output
+        head would keep a packed copy of the old embedding and sample from it.
+        """
+        from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+        owners: set[int] = set()
+        for module in self.model.modules():
+            weight = getattr(module, "weight", None)
+            if not isinstance(weight, torch.nn.Parameter):
+                continue
+            method = getattr(module, "quant_method", None)
+            if id(weight) in owners and isinstance(method, UnquantizedEmbeddingMethod):
+                method.process_weights_after_loading(module)
+            owners.add(id(weight))
+
+    def abandon_update(self) -> None:
+        """Puts the layers back as they were before a failed update; a full one must follow."""
+        from vllm.model_executor.model_loader.reload import layerwise
+
+        for layer in self.model.modules():
+            info = layerwise.get_layerwise_info(layer)
+            if info.can_load() and info.kernel_tensors is not None:
+                layerwise._place_kernel_tensors(layer, info)
+            info.reset()
+
+    def verify_landed(self) -> int:
+        """How many of the model's own tensors were compared with the manifest.
+
+        Fused and repacked tensors have no counterpart in the manifest; for them what
+        was received counts. WeightMismatch names a tensor that differs.
+        """
+        manifest = self._manifest
+        if manifest is None:
+            raise WeightMismatch("there is no received version to compare the model with")
+        live = dict(self._kept_as_sent())
+        compared = 0
+        for spec in manifest.tensors:
+            tensor = live.get(spec.name)
+            if tensor is None or str(tensor.dtype) != f"torch.{spec.dtype}":
+                continue
+            if tensor.shape[1:] != spec.shape[1:] or tensor.shape[0] < spec.shape[0]:
+                continue
+            # vocabularies are padded at their end
+            digest = digest_of(tensor_bytes(tensor[: spec.shape[0]]))
+            if digest != spec.digest:
+                raise WeightMismatch(
+                    f"tensor {spec.name}: sent {spec.digest}, the running model holds {digest}"
+                    f" (version {manifest.version})"
+                )
+            compared += 1
+        if compared == 0:
+            raise WeightMismatch(
+                f"version {manifest.version}: none of its tensors can be found in the running"
+                " model, so nothing proves that it landed"
+            )
+        return compared
+
+    def _kept_as_sent(self) -> Any:
+        from vllm.model_executor.layers.linear import LinearBase
+
+        for prefix, module in self.model.named_modules():
+            if isinstance(module, LinearBase) and self.device.type == "cpu":
+                continue  # repacked for the CPU's matrix units
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter.ndim > 0 and parameter.numel() > 0:
+                    yield f"{prefix}.{name}" if prefix else name, parameter
+
+    def leave(self) -> None:
+        """Leaves the epoch; safe to repeat."""
+        self._hang_up()
+
+    def shutdown(self) -> None:
+        """Leaves the epoch; the worker goes on."""
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            with contextlib.suppress(HeadwayError):
+                group.close()

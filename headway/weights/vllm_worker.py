@@ -1,0 +1,77 @@
+"""Methods that vLLM's worker gains, called by name over `collective_rpc`.
+
+Each answers a plain dict: vLLM turns exceptions into bare RuntimeErrors, so an
+error travels as its kind and its message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headway.errors import HeadwayError
+from headway.messages import EpochInvite, TensorSpec, WeightManifest
+from headway.weights import vllm_plugin
+
+vllm_plugin.register()  # also where the entry point is not installed
+Reply = dict[str, Any]
+
+
+class WeightWorker:
+    """Mixed into vLLM's worker class (`worker_extension_cls`)."""
+
+    weight_transfer_engine: Any
+    start_weight_update: Callable[[], None]
+    update_weights: Callable[[dict[str, Any]], None]
+    finish_weight_update: Callable[[], None]
+    _weight_update_active: bool
+
+    def headway_begin_join(self, invite: dict[str, Any]) -> Reply:
+        """Starts to take a seat in an epoch."""
+        engine = self.weight_transfer_engine
+        return _reply(lambda: engine.begin_join(EpochInvite(**invite)))
+
+    def headway_begin_receive(
+        self, version: int, bucket_bytes: int, tensors: list[list[Any]]
+    ) -> Reply:
+        """Starts to receive a version; `tensors` are [name, dtype, shape, digest]."""
+        specs = tuple(TensorSpec(n, d, tuple(s), h) for n, d, s, h in tensors)
+        manifest = WeightManifest(version, specs, bucket_bytes)
+        return _reply(lambda: self.weight_transfer_engine.begin_receive(manifest))
+
+    def headway_poll(self) -> Reply:
+        """`done` and `digest` of what was begun."""
+
+        def poll() -> Reply:
+            done, digest = self.weight_transfer_engine.poll()
+            return {"done": done, "digest": digest}
+
+        return _reply(poll)
+
+    def headway_install(self, version: int) -> Reply:
+        """Loads the received version; generation must be paused. `compared`: tensors proved."""
+
+        def install() -> None:
+            try:
+                self.start_weight_update()
+                self.update_weights({"version": version})
+                self.finish_weight_update()
+            except Exception:
+                self._weight_update_active = False
+                self.weight_transfer_engine.abandon_update()
+                raise
+
+        return _reply(install)
+
+    def headway_leave(self) -> Reply:
+        """Leaves the epoch."""
+        return _reply(self.weight_transfer_engine.leave)
+
+
+def _reply(call: Callable[[], Reply | None]) -> Reply:
+    try:
+        return {"ok": True, **(call() or {})}
+    except HeadwayError as error:
+        return {"ok": False, "kind": error.kind, "message": str(error)}
+    except Exception as error:
+        return {"ok": False, "kind": "internal", "message": f"{type(error).__name__}: {error}"}
