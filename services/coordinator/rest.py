@@ -1,0 +1,161 @@
+"""REST `/v1`: jobs and the fleet, for people and programs. docs/rest-api.md describes it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header, Query, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from headway.errors import InvalidSpec
+from headway.jobs import JOB_ID, JobRecord, check_job_id, record_to_dict
+from headway.web import error_response, make_app
+from services.coordinator.body import MAX_BODY_BYTES, parse_submission
+from services.coordinator.controller import Coordinator
+from services.coordinator.fleet import Node
+from services.coordinator.stream import Feed, check_cursor, check_cursors, read_feed, stream
+
+_MAX_PAGE = 1000
+_MAX_KEY = 255
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {kind: {"schema": {"type": "object"}} for kind in
+                    ("application/json", "application/yaml")},
+    }
+}  # fmt: skip
+
+Limit = Annotated[int, Query(ge=1, le=_MAX_PAGE)]
+After = Annotated[str, Query(max_length=128)]
+LastEventId = Annotated[str, Header(max_length=128)]
+
+
+def build_app(coordinator: Coordinator, stopping: asyncio.Event) -> FastAPI:
+    """The coordinator's HTTP application. Streams end when `stopping` is set."""
+    app = make_app("Headway coordinator", ready=lambda: coordinator.healthy)
+    _add_jobs(app, coordinator)
+    _add_journals(app, coordinator, stopping)
+
+    @app.get("/v1/fleet")
+    async def fleet() -> JSONResponse:
+        """Every process of the fleet."""
+        now = time.monotonic()
+        nodes = coordinator.registry.nodes()
+        rows = [_node_row(n, coordinator.registry.silence_s(n.node_id, now)) for n in nodes]
+        return JSONResponse({"nodes": rows})
+
+    return app
+
+
+def _add_jobs(app: FastAPI, coordinator: Coordinator) -> None:
+    @app.post("/v1/jobs", status_code=201, openapi_extra=_BODY)
+    async def submit(
+        request: Request,
+        queue: bool = False,
+        job_id: str | None = None,
+        idempotency_key: Annotated[str | None, Header()] = None,
+    ) -> Response:
+        """Submits a job; 200 when it was there already."""
+        if idempotency_key is not None and not 1 <= len(idempotency_key) <= _MAX_KEY:
+            raise InvalidSpec(f"Idempotency-Key: 1 to {_MAX_KEY} characters are taken")
+        body = await _read_body(request)
+        if body is None:
+            return error_response(413, "invalid", f"a job has at most {MAX_BODY_BYTES} bytes")
+        submission = parse_submission(body, request.headers.get("content-type", ""))
+        if None not in (job_id, submission.job_id) and job_id != submission.job_id:
+            raise InvalidSpec("job_id: the query and the body name different ids")
+        wanted = submission.job_id if job_id is None else job_id
+        if wanted is not None:
+            check_job_id(wanted)
+        record, new = await coordinator.submit(submission.spec, wanted, idempotency_key, queue)
+        location = {"Location": f"/v1/jobs/{record.job_id}"}
+        return JSONResponse(record_to_dict(record), 201 if new else 200, location)
+
+    @app.get("/v1/jobs")
+    async def jobs(after: After = "", limit: Limit = 100) -> JSONResponse:
+        """Jobs, newest first."""
+        records, next_after = await coordinator.store.page(after, limit)
+        rows = [record_to_dict(record) for record in records]
+        return JSONResponse({"jobs": rows, "next_after": next_after})
+
+    @app.get("/v1/jobs/{job_id}")
+    async def job(job_id: str) -> JSONResponse:
+        """One job."""
+        return JSONResponse(record_to_dict(await _known(coordinator, job_id)))
+
+    @app.post("/v1/jobs/{job_id}/cancel")
+    async def cancel(job_id: str) -> JSONResponse:
+        """Asks for the job's end; safe to repeat."""
+        await _known(coordinator, job_id)
+        return JSONResponse(record_to_dict(await coordinator.cancel(job_id)))
+
+
+def _add_journals(app: FastAPI, coordinator: Coordinator, stopping: asyncio.Event) -> None:
+    async def rows(
+        request: Request, job_id: str, feed: Feed, after: str, limit: int, last_id: str
+    ) -> Response:
+        if "text/event-stream" in request.headers.get("accept", ""):
+            return await live(job_id, (feed,), last_id or after)
+        start = check_cursor(after)
+        await _known(coordinator, job_id)
+        found = await read_feed(coordinator.journal(job_id), feed, start, limit)
+        return JSONResponse({"rows": found, "next_after": found[-1]["id"] if found else after})
+
+    async def live(job_id: str, feeds: tuple[Feed, ...], after: str) -> Response:
+        cursors = check_cursors(after, len(feeds))
+        await _known(coordinator, job_id)
+        text = stream(coordinator, job_id, feeds, cursors, stopping)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(text, media_type="text/event-stream", headers=headers)
+
+    @app.get("/v1/jobs/{job_id}/events")
+    async def events(
+        request: Request,
+        job_id: str,
+        after: After = "",
+        limit: Limit = 100,
+        last_event_id: LastEventId = "",
+    ) -> Response:
+        """What happened, oldest first; with `Accept: text/event-stream` as it happens."""
+        return await rows(request, job_id, "event", after, limit, last_event_id)
+
+    @app.get("/v1/jobs/{job_id}/metrics")
+    async def metrics(
+        request: Request,
+        job_id: str,
+        after: After = "",
+        limit: Limit = 100,
+        last_event_id: LastEventId = "",
+    ) -> Response:
+        """One row a step, oldest first; with `Accept: text/event-stream` as they come."""
+        return await rows(request, job_id, "metrics", after, limit, last_event_id)
+
+    @app.get("/v1/jobs/{job_id}/stream")
+    async def both(job_id: str, after: After = "", last_event_id: LastEventId = "") -> Response:
+        """Events and metrics as they come, as server-sent events."""
+        return await live(job_id, ("event", "metrics"), last_event_id or after)
+
+
+async def _known(coordinator: Coordinator, job_id: str) -> JobRecord:
+    return await coordinator.store.get(job_id if JOB_ID.fullmatch(job_id) else "")
+
+
+async def _read_body(request: Request) -> bytes | None:
+    """The body, or None as soon as it is longer than a job may be."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            return None
+    return bytes(body)
+
+
+def _node_row(node: Node, silence_s: float) -> dict[str, Any]:
+    row = asdict(node)
+    row["jobs"] = row.pop("reports")
+    row["heard"] = row.pop("heard_at") is not None
+    row["silence_s"] = round(silence_s, 3)
+    return row
