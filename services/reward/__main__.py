@@ -1,0 +1,62 @@
+"""python -m services.reward: parse first, then the heavy imports."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from headway.errors import InvalidSpec
+from headway.settings import add_service_flags, service_settings
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the reward service; returns its exit code (2: bad settings)."""
+    parser = argparse.ArgumentParser(prog="reward", description="Headway's reward service")
+    add_service_flags(parser, "reward")
+    add = parser.add_argument
+    add("--workers", type=_positive(int), default=os.cpu_count() or 1, help="grader processes")
+    add("--item-timeout-s", type=_positive(float), default=10.0, help="limit for one item")
+    add("--worker-memory-mib", type=_positive(int), default=2048, help="limit for one worker")
+    add("--items-per-worker", type=_positive(int), default=20_000, help="then it is replaced")
+    add("--max-queued-items", type=_positive(int), default=16_384, help="beyond: refused")
+    namespace = parser.parse_args(argv)
+    try:
+        settings = service_settings(namespace)
+    except InvalidSpec as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+    from headway.lifecycle import run
+    from headway.telemetry import configure_logging
+    from services.reward import serve
+    from services.reward.scoring import ServiceLimits
+    from services.reward.workers import PoolSettings
+
+    configure_logging("reward", settings.log_level)
+    pool = PoolSettings(
+        num_workers=namespace.workers,
+        memory_bytes=namespace.worker_memory_mib << 20,
+        items_per_worker=namespace.items_per_worker,
+    )
+    limits = ServiceLimits(
+        item_timeout_s=namespace.item_timeout_s,
+        max_item_timeout_s=max(300.0, namespace.item_timeout_s),
+        max_queued_items=namespace.max_queued_items,
+    )
+    return run(lambda lifecycle: serve.main(settings, pool, limits, lifecycle))
+
+
+def _positive(kind: type[int] | type[float]):  # type: ignore[no-untyped-def]
+    def positive(text: str) -> float:
+        value = kind(text)
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return value
+
+    positive.__name__ = kind.__name__
+    return positive
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""Numbers in prose and LaTeX, read as exact fractions.
+
+What cannot be read with certainty as one number (a power, a root, a bound, a
+date, an ellipsis) counts as unreadable: a wrong 1 is worse than a 0.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+_MAX_DIGITS = 1000
+_MAX_EXPONENT = 1000
+
+_CHARACTERS = str.maketrans(
+    {
+        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},  # full-width digits
+        "\u2212": "-", "\uff0d": "-", "\ufe63": "-", "\uff0b": "+", "\uff0e": ".", "\uff0c": ",",
+        "\u00a0": " ", "\u202f": " ", "\u2009": " ", "\uff05": "%", "\u2044": "/", "\uff1a": ":",
+        "½": " 1/2", "⅓": " 1/3", "⅔": " 2/3", "¼": " 1/4", "¾": " 3/4", "⅕": " 1/5", "⅛": " 1/8",
+    }
+)  # fmt: skip
+_FRAC = re.compile(
+    r"(?P<sign>[-+]\s*)?\\[dtc]?frac\s*(?:\{\s*(?P<a>-?\d+)\s*\}|(?P<a1>\d))"
+    r"\s*(?:\{\s*(?P<b>\d+)\s*\}|(?P<b1>\d))"
+)
+_REWRITES = [
+    (re.compile(r"</?[A-Za-z][^<>]*>"), " "),  # a tag's > is no comparison
+    (re.compile(r"[-=]{1,3}>|\\(?:right|Right)arrow\b|\\(?:to|implies)\b"), " → "),
+    (re.compile(r"^[ \t]*>+", re.MULTILINE), " "),  # quoted lines
+    (re.compile(r"\\(?:left|right|displaystyle|text|textbf|mathrm|mathbf)(?![A-Za-z])"), ""),
+    (re.compile(r"\{,\}|(?<=\d)\\[ ,;:!](?=\d{3})"), ","),
+    (re.compile(r"\\[ ,;:!]|\\q?quad\b"), " "),
+    (re.compile(r"\^\s{0,3}(?:\{\s{0,3})?\\circ\b(?:\s{0,3}\})?|\\degree\b"), "°"),
+    (re.compile(r"\b(k?m|cm|mm|ft|mi|yd|in)\s?\}?\s?(?:\^\s?\{?[23]\}?|[²³])"), r" \1 "),  # areas
+    (re.compile(r"\\(?:times|cdot)\b"), "×"),
+    (re.compile(r"\\sqrt\b"), "√"),
+    (re.compile(r"\\(?:pm|mp)\b"), "±"),
+    (re.compile(r"\\(?:leq?|geq?|neq?|lt|gt)\b|[<>!]=|[<>≤≥]"), "≠"),
+    (re.compile(r"\\(?:dots|ldots|cdots)\b|\.\.\.+"), "…"),
+    (re.compile(r"\\(?:overline|bar|dot|pi)\b"), "π"),
+    (re.compile(r"\\([$%#])"), r"\1"),
+    (re.compile(r"\bper ?cent\b", re.IGNORECASE), "%"),
+]
+_TOKEN = re.compile(
+    r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,3}(?:[ _']\d{3})+(?!\d|\s*/)|\d+)(?:\.\d+)?|\.\d+", re.ASCII
+)
+_EXPONENT = re.compile(
+    r"[eE]([+-]?\d+)(?![A-Za-z0-9.])|\s*[×x*·]\s*10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|([+-]?\d+))",
+    re.ASCII,
+)
+_OVER = re.compile(r"\s?/\s?(\d+)(?!\d|\.\d)", re.ASCII)
+_MIXED = re.compile(r" +(\d+)/(\d+)(?!\d|\.\d)", re.ASCII)
+_PERCENT = re.compile(r"\s?%")
+_SPOILED_AFTER = re.compile(
+    r"\s*(?:(?:dozen|hundred|thousand|(?:m|b|tr)illion)\b|\^|\*\*\s*[({]?\d|[²³¹⁰⁴-⁹±π√])|[xyzn](?![A-Za-z])|[A-Za-z]*_|[:/.]\d|[xX][0-9A-Fa-f]"
+)
+_REPEATING = re.compile(r"\s*(?:…|π|\(\d)")
+_SPOILED_BEFORE = re.compile(
+    r"(?:[A-Za-z\\α-ωΑ-Ω_^√±≠]|[\^_√±≠]\s+|(?:[\^_√π}\]]|frac)\s*\{\s*|√\s*[(\[]\s*)$"
+)
+_UNARY_GAP = re.compile(r"[=(:{$→]\s*([-+]) $")
+_JUNK = re.compile(r"(?:\s*\^\s*(?:[+-]?\w+)?|\s*\*\*\s*\d+|[:/.]\d[\d:/.]*|[xX][0-9A-Fa-f]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """One number of a text: its exact value (None: unreadable) and whether a % follows."""
+
+    value: Fraction | None
+    percent: bool
+    start: int
+    end: int
+
+
+def clean(text: str) -> str:
+    """The text with look-alike characters and LaTeX spellings made plain."""
+    text = _FRAC.sub(_plain_fraction, text.translate(_CHARACTERS))
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def find_numbers(text: str) -> list[Number]:
+    """The numbers of a cleaned text, in order, unreadable ones included."""
+    found = []
+    position = 0
+    while token := _TOKEN.search(text, position):
+        number = _read(text, token)
+        found.append(number)
+        position = number.end
+    return found
+
+
+def _read(text: str, token: re.Match[str]) -> Number:
+    start, end = token.span()
+    digits = re.sub(r"[ ,_']", "", token.group())
+    value: Fraction | None = None
+    if len(digits) <= _MAX_DIGITS:
+        value = Fraction(digits)
+    whole = "." not in digits
+    if exponent := _EXPONENT.match(text, end):
+        power = next(group for group in exponent.groups() if group is not None)
+        fits = len(power) < 8 and abs(int(power)) <= _MAX_EXPONENT
+        value = value * Fraction(10) ** int(power) if fits and value is not None else None
+        end = exponent.end()
+    elif whole and (mixed := _MIXED.match(text, end)):
+        part = _ratio(mixed.group(1), mixed.group(2))
+        value = value + part if part is not None and value is not None else None
+        end = mixed.end()
+    elif whole and (over := _OVER.match(text, end)):
+        value = _ratio(digits, over.group(1))
+        end = over.end()
+    sign, before = _sign(text, start)
+    if sign < 0 and value is not None:
+        value = -value
+    spoiled = _SPOILED_BEFORE.search(text, max(0, before - 12), before) or _SPOILED_AFTER.match(
+        text, end
+    )
+    if spoiled or (not whole and _REPEATING.match(text, end)):
+        end = _skip(text, end)
+        return Number(None, False, before, end)
+    percent = _PERCENT.match(text, end)
+    return Number(value, percent is not None, before, percent.end() if percent else end)
+
+
+def _sign(text: str, start: int) -> tuple[int, int]:
+    """The sign before a number and where the signed number starts; an operator is no sign."""
+    if start and text[start - 1] in "+-":
+        before = text[max(0, start - 12) : start - 1]
+        last = before[-1:]
+        operator = last.isalnum() or last in (")", "]", "}", "%")
+        if last.isspace():
+            last = before.rstrip()[-1:]
+            operator = last.isdigit() or last in (")", "]", "}", "%")
+        if not operator:
+            return (-1 if text[start - 1] == "-" else 1), start - 1
+    elif gap := _UNARY_GAP.search(text, max(0, start - 12), start):
+        return (-1 if gap.group(1) == "-" else 1), gap.start(1)
+    return 1, start
+
+
+def _skip(text: str, end: int) -> int:
+    """Where an unreadable number ends, its exponents included."""
+    while True:
+        junk = _JUNK.match(text, end)
+        after = junk.end() if junk else end
+        if after == end:
+            return end
+        end = after
+        if text[end : end + 1] == "{":
+            close = closing_brace(text, end)
+            end = len(text) if close is None else close + 1
+
+
+def closing_brace(text: str, opening: int) -> int | None:
+    """Where the brace at `opening` is closed; None when it never is."""
+    depth = 0
+    for brace in re.finditer(r"\\[{}]|[{}]", text[opening:]):
+        if len(brace.group()) == 1:
+            depth += 1 if brace.group() == "{" else -1
+            if depth == 0:
+                return opening + brace.start()
+    return None
+
+
+def _ratio(above: str, below: str) -> Fraction | None:
+    if max(len(above), len(below)) > _MAX_DIGITS or int(below) == 0:
+        return None
+    return Fraction(int(above), int(below))
+
+
+def _plain_fraction(match: re.Match[str]) -> str:
+    above = match["a"] or match["a1"]
+    below = match["b"] or match["b1"]
+    return f"{(match['sign'] or ' ').strip() or ' '}{above}/{below} "

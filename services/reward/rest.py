@@ -1,0 +1,73 @@
+"""The REST door: POST /v1/score. The same request as gRPC's, with items as objects."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field
+
+from headway.messages import Score
+from services.reward.scoring import Request, Scorer
+from services.reward.waiting import WireItem
+
+
+class ScoreItemBody(BaseModel):
+    """One completion to score."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    completion: str
+    item: dict[str, Any] = Field(default_factory=dict, description="the data set's row")
+    prompt: Any = Field(default=None, description="chat messages or text")
+
+
+class ScoreBody(BaseModel):
+    """A batch of completions and how to score them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    grader: dict[str, Any]
+    items: list[ScoreItemBody]
+    request_id: str = Field(default="", description="a repeat gives the same answer")
+    job_id: str = ""
+
+
+class ScoreResultBody(BaseModel):
+    """The score of one completion; `reward` is null when there is an error."""
+
+    reward: float | None
+    parts: dict[str, float]
+    error_kind: str
+    error_message: str
+    duration_s: float
+
+
+class ScoreAnswer(BaseModel):
+    """One result an item, in order."""
+
+    results: list[ScoreResultBody]
+
+
+def add_routes(app: FastAPI, scorer: Scorer) -> None:
+    """Adds POST /v1/score."""
+
+    @app.post("/v1/score", summary="Score completions")
+    async def score(body: ScoreBody) -> ScoreAnswer:
+        items = [
+            WireItem(json.dumps(i.prompt), i.completion, json.dumps(i.item)) for i in body.items
+        ]
+        grader_json = json.dumps(body.grader)
+        scores = await scorer.score(Request(body.request_id, body.job_id, grader_json, items))
+        return ScoreAnswer(results=[_result(score) for score in scores])
+
+
+def _result(score: Score) -> ScoreResultBody:
+    return ScoreResultBody(
+        reward=score.reward,
+        parts=dict(score.parts),
+        error_kind=score.error_kind,
+        error_message=score.error_message,
+        duration_s=score.duration_s,
+    )

@@ -1,0 +1,253 @@
+"""Scoring requests: check, admit, split, collect, remember.
+
+A request consumes room in a bounded queue and is answered when its last item is
+scored. The same request id joins the evaluation that runs, or gets the remembered
+answer. Work that nobody waits for any more is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from headway.errors import Conflict, DeadlineExceeded, InvalidSpec, NoCapacity, Unavailable
+from headway.graders import GraderSpec, parse_grader_json
+from headway.messages import Score
+from services.reward import metrics
+from services.reward.waiting import Batch, Interest, WireItem
+from services.reward.workers import WorkerPool
+
+_CHUNK = 16  # items a batch: small enough that one hang delays few, large enough to stay cheap
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """What one request may ask and how much may wait."""
+
+    item_timeout_s: float = 10.0  # where the grader names none
+    max_item_timeout_s: float = 300.0
+    max_items: int = 4096
+    max_request_bytes: int = 64 << 20
+    max_item_bytes: int = 4 << 20
+    max_queued_items: int = 16_384
+    max_queued_bytes: int = 256 << 20
+    max_request_s: float = 3600.0
+    max_remembered: int = 200_000  # results kept for repeated request ids
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A scoring request of either door."""
+
+    request_id: str
+    job_id: str
+    grader_json: str
+    items: Sequence[WireItem]
+
+
+class Scorer:
+    """Answers requests with the pool's help."""
+
+    def __init__(self, pool: WorkerPool, limits: ServiceLimits) -> None:
+        self._pool = pool
+        self._limits = limits
+        self._known: OrderedDict[str, _Evaluation] = OrderedDict()
+        self._num_remembered = 0
+        self._running: set[_Evaluation] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+
+    async def score(self, request: Request, deadline_s: float | None = None) -> tuple[Score, ...]:
+        """One score an item, in order.
+
+        InvalidSpec for a faulty grader or request, Conflict for a request id used for
+        something else, NoCapacity when the queue is full, DeadlineExceeded.
+        """
+        outcome = "error"
+        try:
+            evaluation = self._find(request) or self._begin(request)
+            limit_s = self._limits.max_request_s
+            scores = await self._wait(evaluation, min(deadline_s or limit_s, limit_s))
+            outcome = "ok"
+            return scores
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        except (InvalidSpec, Conflict, NoCapacity, DeadlineExceeded) as error:
+            outcome = error.kind
+            raise
+        finally:
+            metrics.REQUESTS.labels(outcome).inc()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes nothing new and waits for what runs, but not for ever."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            for evaluation in list(self._running):
+                evaluation.cancel()
+
+    def _find(self, request: Request) -> _Evaluation | None:
+        known = self._known.get(request.request_id) if request.request_id else None
+        if known is None:
+            return None
+        if known.digest != _digest(request):
+            raise Conflict(
+                f"request_id {request.request_id!r} was used for another request: choose a new one"
+            )
+        self._known.move_to_end(request.request_id)
+        return known
+
+    def _begin(self, request: Request) -> _Evaluation:
+        if self.draining:
+            raise Unavailable("the reward service is stopping: ask another one")
+        limits, grader = self._limits, _parsed(request.grader_json)
+        timeout_s = grader.timeout_s or limits.item_timeout_s
+        if timeout_s > limits.max_item_timeout_s:
+            raise InvalidSpec(
+                f"grader.timeout_s {timeout_s:g} exceeds this service's limit of"
+                f" {limits.max_item_timeout_s:g} s"
+            )
+        size = sum(item.size for item in request.items)
+        self._check_size(len(request.items), size)
+        evaluation = _Evaluation(self, request, grader.type, size)
+        if request.request_id:
+            self._known[request.request_id] = evaluation
+        self._running.add(evaluation)
+        self._idle.clear()
+        self._measure()
+        evaluation.submit(self._pool, grader.model_dump(mode="json"), timeout_s, limits)
+        return evaluation
+
+    def _check_size(self, num_items: int, size: int) -> None:
+        limits = self._limits
+        if num_items > limits.max_items:
+            raise InvalidSpec(f"{num_items} items: one request takes at most {limits.max_items}")
+        if size > limits.max_request_bytes:
+            raise InvalidSpec(f"{size} bytes: one request takes {limits.max_request_bytes}")
+        waiting = sum(e.num_left for e in self._running)
+        waiting_bytes = sum(e.size for e in self._running)
+        full = (
+            waiting + num_items > limits.max_queued_items
+            or waiting_bytes + size > limits.max_queued_bytes
+        )
+        if full and self._running:
+            raise NoCapacity(
+                f"{waiting} items wait for a grader worker and {num_items} more do not fit:"
+                " try again later, or start another reward service"
+            )
+
+    async def _wait(self, evaluation: _Evaluation, timeout_s: float) -> tuple[Score, ...]:
+        evaluation.num_waiting += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(evaluation.future)
+        except TimeoutError:
+            raise DeadlineExceeded(f"not scored within {timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            if evaluation.future.cancelled() and self.draining:
+                raise Unavailable("the reward service stopped before all was scored") from None
+            raise
+        finally:
+            evaluation.num_waiting -= 1
+            if evaluation.num_waiting == 0 and not evaluation.future.done():
+                evaluation.cancel()
+
+    def ended(self, evaluation: _Evaluation) -> None:
+        """Called once when an evaluation is complete or cancelled."""
+        self._running.discard(evaluation)
+        if not self._running:
+            self._idle.set()
+        self._measure()
+        if not evaluation.request_id:
+            return
+        if evaluation.future.cancelled():
+            self._known.pop(evaluation.request_id, None)
+            return
+        self._num_remembered += evaluation.num_items
+        for request_id, old in list(self._known.items()):
+            if self._num_remembered <= self._limits.max_remembered:
+                break
+            if old.future.done():
+                del self._known[request_id]
+                self._num_remembered -= old.num_items
+
+    def _measure(self) -> None:
+        metrics.QUEUED_ITEMS.set(sum(e.num_left for e in self._running))
+
+
+class _Evaluation:
+    """One request being scored, or its remembered answer."""
+
+    def __init__(self, scorer: Scorer, request: Request, kind: str, size: int) -> None:
+        self._scorer = scorer
+        self._items: Sequence[WireItem] = request.items
+        self._kind = kind
+        self._interest = Interest()
+        self._scores: list[Score | None] = [None] * len(request.items)
+        self.request_id = request.request_id
+        self.job_id = request.job_id
+        self.digest = _digest(request)
+        self.size = size
+        self.num_items = len(request.items)
+        self.num_left = len(request.items)
+        self.num_waiting = 0
+        self.future: asyncio.Future[tuple[Score, ...]] = asyncio.get_running_loop().create_future()
+
+    def submit(
+        self, pool: WorkerPool, grader: dict[str, Any], timeout_s: float, limits: ServiceLimits
+    ) -> None:
+        """Hands the items to the pool in batches."""
+        fitting = []
+        for position, item in enumerate(self._items):
+            if item.size <= limits.max_item_bytes:
+                fitting.append((position, item))
+                continue
+            message = f"{item.size} characters; an item has at most {limits.max_item_bytes}"
+            self._deliver(position, Score(None, {}, "bad_input", message))
+        for first in range(0, len(fitting), _CHUNK):
+            items = tuple(fitting[first : first + _CHUNK])
+            pool.submit(Batch(self.job_id, grader, items, timeout_s, self._deliver, self._interest))
+        self._items = ()
+        if not self.num_items:
+            self._complete()
+
+    def cancel(self) -> None:
+        """Drops what is not yet scored."""
+        self._interest.cancelled = True
+        self.future.cancel()
+        self._scorer.ended(self)
+
+    def _deliver(self, position: int, score: Score) -> None:
+        if self.future.done():
+            return
+        metrics.ITEMS.labels(self._kind, score.error_kind or "ok").inc()
+        metrics.ITEM_SECONDS.labels(self._kind).observe(score.duration_s)
+        self._scores[position] = score
+        self.num_left -= 1
+        if self.num_left == 0:
+            self._complete()
+
+    def _complete(self) -> None:
+        self.future.set_result(tuple(score for score in self._scores if score is not None))
+        self._scorer.ended(self)
+
+
+@lru_cache(maxsize=256)
+def _parsed(grader_json: str) -> GraderSpec:
+    return parse_grader_json(grader_json)
+
+
+def _digest(request: Request) -> bytes:
+    items = [(i.prompt_json, i.completion, i.item_json) for i in request.items]
+    text = json.dumps([request.job_id, request.grader_json, items])
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -1,0 +1,107 @@
+"""The reward service as a whole: pool, scorer, two doors, and its place in the fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+
+from headway import __version__
+from headway.fleet.agent import FleetAgent
+from headway.lifecycle import Lifecycle
+from headway.pb import fleet_pb2, types_pb2
+from headway.rpc import grpc_server
+from headway.settings import ServiceSettings
+from headway.telemetry import get_logger
+from headway.web import make_app, serve_http
+from services.reward import rest, rpc
+from services.reward.scoring import Scorer, ServiceLimits
+from services.reward.workers import PoolSettings, WorkerPool
+
+log = get_logger(__name__)
+_DRAIN_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class RewardServer:
+    """A running service."""
+
+    address: str  # gRPC, host:port
+    http_address: str
+    pool: WorkerPool
+    scorer: Scorer
+
+
+@asynccontextmanager
+async def reward_server(
+    host: str, port: int, http_port: int, pool_settings: PoolSettings, limits: ServiceLimits,
+    lifecycle: Lifecycle,
+) -> AsyncIterator[RewardServer]:  # fmt: skip
+    """A service that scores while the block runs, then drains.
+
+    Unavailable when a port is taken or no worker comes up.
+    """
+    pool = WorkerPool(pool_settings)
+    scorer = Scorer(pool, limits)
+    app = make_app("Headway reward service", lambda: pool.num_ready > 0 and not scorer.draining)
+    rest.add_routes(app, scorer)
+    try:
+        await pool.start()
+        feeding = lifecycle.spawn(pool.run(), "workers")
+        async with (
+            grpc_server(host, port, partial(rpc.register, scorer)) as bound,
+            serve_http(app, host, http_port) as http_bound,
+        ):
+            try:
+                yield RewardServer(f"{host}:{bound}", f"http://{host}:{http_bound}", pool, scorer)
+            finally:
+                lifecycle.stopping.set()
+                await scorer.drain(_DRAIN_S)
+        feeding.cancel()
+        with suppress(asyncio.CancelledError):
+            await feeding
+    finally:
+        await pool.stop()
+
+
+async def main(
+    settings: ServiceSettings, pool: PoolSettings, limits: ServiceLimits, lifecycle: Lifecycle
+) -> None:
+    """Serves until asked to stop."""
+    address = (settings.host, settings.port, settings.http_port)
+    async with reward_server(*address, pool, limits, lifecycle) as server:
+        log.info(
+            "reward service ready",
+            extra={"address": server.address, "http_address": server.http_address},
+        )
+        agent = _join(settings, server, lifecycle)
+        await lifecycle.wait_stopping()
+        if agent is not None:
+            agent.draining = True
+            await agent.leave()
+
+
+def _join(
+    settings: ServiceSettings, server: RewardServer, lifecycle: Lifecycle
+) -> FleetAgent | None:
+    if not settings.coordinator:
+        return None
+    node = fleet_pb2.Node(
+        node_id=settings.node_id,
+        role=types_pb2.ROLE_REWARD,
+        address=server.address,
+        http_address=server.http_address,
+        num_cpus=os.cpu_count() or 0,
+        software_version=__version__,
+        pid=os.getpid(),
+    )
+    agent = FleetAgent(settings.coordinator, node, _reconcile, lambda: ())
+    lifecycle.spawn(agent.run(lifecycle), "fleet")
+    return agent
+
+
+async def _reconcile(assignments: Sequence[fleet_pb2.Assignment]) -> None:
+    """A reward service serves every job: assignments change nothing here."""

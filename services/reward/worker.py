@@ -1,0 +1,107 @@
+"""One worker process as its parent sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from services.reward.frames import BrokenFrame, FrameReader, encode
+from services.reward.waiting import Batch
+
+_GRACE_S = 0.05
+# A worker gets no secrets: it may run on what a model wrote.
+_KEPT_ENVIRONMENT = (
+    "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV",
+    "LD_LIBRARY_PATH",
+)  # fmt: skip
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+class WorkerDied(Exception):
+    """The process ended, or wrote nonsense, when an answer was due."""
+
+
+class Worker:
+    """A warm process that scores batches; killed and replaced, never repaired."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._process = process
+        self._stdin = process.stdin
+        self._frames = FrameReader(process.stdout)
+        self.num_scored = 0
+
+    @classmethod
+    async def start(cls, memory_bytes: int, imports: Sequence[str], timeout_s: float) -> Worker:
+        """A loaded worker. WorkerDied or TimeoutError when it does not come up."""
+        kept = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "services.reward.worker_main",
+            f"--memory-bytes={memory_bytes}",
+            *(f"--import={module}" for module in imports),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**kept, **_ONE_THREAD},
+            start_new_session=True,
+        )
+        worker = cls(process)
+        try:
+            await worker.answer(timeout_s)
+        except BaseException:
+            await worker.stop()
+            raise
+        return worker
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """False once the process is known to have ended."""
+        return self._process.returncode is None
+
+    async def send(self, batch: Batch) -> None:
+        """Hands over a whole batch. WorkerDied when the process is gone."""
+        items = [(i.prompt_json, i.completion, i.item_json) for _, i in batch.items]
+        try:
+            self._stdin.write(encode({"grader": batch.grader, "items": items}))
+            await self._stdin.drain()
+        except OSError as error:
+            raise WorkerDied(f"worker {self.pid}: {error}") from None
+
+    async def answer(self, timeout_s: float) -> dict[str, Any]:
+        """The next frame. TimeoutError after timeout_s; WorkerDied at the end of the pipe."""
+        try:
+            frame = self._frames.buffered()
+            if frame is None:
+                frame = await self._within(timeout_s)
+        except BrokenFrame as error:
+            raise WorkerDied(f"worker {self.pid} wrote nonsense: {error}") from None
+        if frame is None:
+            raise WorkerDied(f"worker {self.pid} ended")
+        return frame
+
+    async def stop(self) -> None:
+        """Kills the process and what it started, and waits for its end."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._stdin.close()
+        await self._process.wait()
+
+    async def _within(self, timeout_s: float) -> dict[str, Any] | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._frames.next()
+        except TimeoutError:
+            # The answer may have come in time while this loop was busy elsewhere.
+            async with asyncio.timeout(_GRACE_S):
+                return await self._frames.next()

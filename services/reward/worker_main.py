@@ -1,0 +1,99 @@
+"""A grader worker: reads batches on stdin, writes one result an item, in order.
+
+    parent -> {"grader": {...}, "items": [[prompt_json, completion, item_json], ...]}
+    worker -> {"ready": pid}            once, when loaded
+    worker -> {"prepared": true}        a batch's grader is loaded: the first item's clock runs
+    worker -> {"reward": 1.0, ...} or {"error": kind, "message": text}, one an item
+
+It has a memory limit and dies with its parent. What a grader prints goes nowhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from typing import Any
+
+from headway.lifecycle import die_with_parent
+from services.reward import frames
+from services.reward.grading.evaluate import Grade, Sample, build
+from services.reward.grading.outcome import BadInput, GradingError, checked_reward
+
+_MAX_MESSAGE = 2000
+
+
+def main() -> int:
+    """Serves batches until the pipe ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--memory-bytes", type=int, required=True)
+    parser.add_argument("--import", dest="imports", action="append", default=[])
+    flags = parser.parse_args()
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (flags.memory_bytes, flags.memory_bytes))
+    for module in flags.imports:
+        importlib.import_module(module)
+    source, sink = os.dup(0), os.dup(1)
+    silence = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(silence, fd)
+    frames.write_blocking(sink, {"ready": os.getpid()})
+    while (batch := frames.read_blocking(source)) is not None:
+        _serve(batch, sink)
+    return 0
+
+
+def _serve(batch: dict[str, Any], sink: int) -> None:
+    try:
+        grade = build(batch["grader"])
+    except Exception as error:
+        frames.write_blocking(sink, {"unusable": _message(error)})
+        return
+    frames.write_blocking(sink, {"prepared": True})
+    for prompt_json, completion, item_json in batch["items"]:
+        started = time.perf_counter()
+        result = _score(grade, batch["grader"]["type"], prompt_json, completion, item_json)
+        result["duration_s"] = time.perf_counter() - started
+        frames.write_blocking(sink, result)
+
+
+def _score(
+    grade: Grade, kind: str, prompt_json: str, completion: str, item_json: str
+) -> dict[str, Any]:
+    try:
+        graded = grade(_sample(prompt_json, completion, item_json))
+        parts = {name: checked_reward(part, name) for name, part in graded.parts.items()}
+        return {"reward": checked_reward(graded.reward, f"the {kind} grader"), "parts": parts}
+    except GradingError as error:
+        return {"error": error.kind, "message": _message(error)}
+    except MemoryError:
+        return {"error": "memory", "message": "the item needed more memory than a worker may have"}
+    except BaseException as error:  # a grader may raise anything, SystemExit included
+        return {"error": "internal", "message": f"{kind}: {_message(error)}"}
+
+
+def _sample(prompt_json: str, completion: str, item_json: str) -> Sample:
+    try:
+        prompt = json.loads(prompt_json) if prompt_json else None
+        item = json.loads(item_json) if item_json else {}
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"the item is not JSON: {error}") from None
+    if not isinstance(item, dict):
+        raise BadInput(f"the item is {type(item).__name__}, not a JSON object")
+    return Sample(completion, item, prompt)
+
+
+def _message(error: BaseException) -> str:
+    text = str(error) if isinstance(error, GradingError) else f"{type(error).__name__}: {error}"
+    return text[:_MAX_MESSAGE]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""The pool: warm worker processes, each fed by one task from one fair queue.
+
+A slot consumes batches, produces one Score an item, and is unblocked by the queue.
+An item that hangs, crashes or eats memory costs its worker; the rest of its batch
+goes back to the head of the queue. An item is charged with a crash only when it
+crashes a second, fresh worker: the first kill may have come from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headway.errors import Unavailable
+from headway.messages import Score
+from headway.telemetry import get_logger
+from services.reward import metrics
+from services.reward.waiting import Batch, FairQueue
+from services.reward.worker import Worker, WorkerDied
+
+log = get_logger(__name__)
+_MAX_FAILED_STARTS = 3
+_MAX_FAILED_PREPARATIONS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """Size and limits of the pool."""
+
+    num_workers: int = 2
+    memory_bytes: int = 2 << 30  # address space of one worker
+    items_per_worker: int = 20_000  # then it is replaced, against slow leaks
+    start_timeout_s: float = 60.0  # also for loading what a grader needs
+    imports: tuple[str, ...] = ()  # modules that every worker loads at its start
+
+
+class WorkerPool:
+    """Scores batches in killable processes."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self._settings = settings
+        self._queue = FairQueue()
+        self._workers: dict[int, Worker] = {}
+
+    @property
+    def num_ready(self) -> int:
+        """Workers that are loaded."""
+        return sum(worker.alive for worker in self._workers.values())
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers."""
+        return tuple(worker.pid for worker in self._workers.values())
+
+    def submit(self, batch: Batch) -> None:
+        """Queues a batch; every item of it is delivered once, unless nobody wants it any more."""
+        self._queue.put(batch)
+
+    async def start(self) -> None:
+        """Brings all workers up. Unavailable when they do not come."""
+        await asyncio.gather(*(self._replace(slot, "start") for slot in range(self._num_slots)))
+
+    async def run(self) -> None:
+        """Feeds the workers until cancelled; kills them at the end."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for slot in range(self._num_slots):
+                    group.create_task(self._feed(slot), name=f"worker-{slot}")
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Kills all workers."""
+        workers, self._workers = list(self._workers.values()), {}
+        await asyncio.gather(*(worker.stop() for worker in workers))
+
+    @property
+    def _num_slots(self) -> int:
+        return self._settings.num_workers
+
+    async def _feed(self, slot: int) -> None:
+        while True:
+            batch = await self._queue.get()
+            if not self._workers[slot].alive:
+                await self._replace(slot, "died")
+            worker = self._workers[slot]
+            reason, left = await _Round(worker, batch, self._settings.start_timeout_s).play()
+            if left is not None:
+                self._queue.put_back(left)
+            if not reason and worker.num_scored >= self._settings.items_per_worker:
+                reason = "recycled"
+            if reason:
+                await self._replace(slot, reason)
+
+    async def _replace(self, slot: int, reason: str) -> None:
+        old = self._workers.pop(slot, None)
+        if old is not None:
+            await old.stop()
+        for attempt in range(1, _MAX_FAILED_STARTS + 1):
+            try:
+                settings = self._settings
+                self._workers[slot] = await Worker.start(
+                    settings.memory_bytes, settings.imports, settings.start_timeout_s
+                )
+            except (WorkerDied, TimeoutError, OSError) as error:
+                log.warning("start %d of grader worker %d failed: %s", attempt, slot, error)
+                continue
+            metrics.WORKER_STARTS.labels(reason).inc()
+            return
+        raise Unavailable(
+            f"no grader worker came up in {_MAX_FAILED_STARTS} attempts; its own error stands above"
+            f" (its memory limit is {self._settings.memory_bytes >> 20} MiB)"
+        )
+
+
+class _Round:
+    """One batch on one worker."""
+
+    def __init__(self, worker: Worker, batch: Batch, prepare_timeout_s: float) -> None:
+        self._worker = worker
+        self._batch = batch
+        self._prepare_timeout_s = prepare_timeout_s
+
+    async def play(self) -> tuple[str, Batch | None]:
+        """Why the worker must be replaced (empty: it is fine), and what is left to score."""
+        try:
+            await self._worker.send(self._batch)
+            answer = await self._worker.answer(self._prepare_timeout_s)
+        except TimeoutError:
+            self._fail_all("timeout", "the grader did not load in time")
+            return "timeout", None
+        except WorkerDied as error:
+            return "crash", self._after_failed_preparation(error)
+        if "prepared" not in answer:
+            self._fail_all("internal", str(answer.get("unusable", "the grader did not load")))
+            return "", None
+        for done in range(len(self._batch.items)):
+            if self._batch.interest.cancelled:
+                return "cancelled", None
+            reason, kept = await self._one(done)
+            if reason:
+                return reason, self._rest(done if kept else done + 1, kept)
+        return "", None
+
+    async def _one(self, done: int) -> tuple[str, bool]:
+        """Scores one item: why the worker must go, and whether the item is to be tried again."""
+        position, _ = self._batch.items[done]
+        started = time.perf_counter()
+        limit_s = self._batch.timeout_s
+        try:
+            answer = await self._worker.answer(limit_s)
+        except TimeoutError:
+            self._fail(position, "timeout", f"not scored within {limit_s:g} s", started)
+            return "timeout", False
+        except WorkerDied:
+            if position not in self._batch.retried:
+                return "crash", True
+            self._fail(position, "crash", "the item ended its worker process twice", started)
+            return "crash", False
+        self._worker.num_scored += 1
+        score = _score(answer)
+        self._batch.deliver(position, score)
+        return ("memory" if score.error_kind == "memory" else ""), False
+
+    def _rest(self, first: int, kept: bool) -> Batch | None:
+        items = self._batch.items[first:]
+        retried = self._batch.retried | {items[0][0]} if kept else self._batch.retried
+        return replace(self._batch, items=items, retried=retried) if items else None
+
+    def _after_failed_preparation(self, error: WorkerDied) -> Batch | None:
+        failures = self._batch.num_failed_preparations + 1
+        if failures > _MAX_FAILED_PREPARATIONS:
+            self._fail_all("crash", f"the grader's worker ended while loading: {error}")
+            return None
+        return replace(self._batch, num_failed_preparations=failures)
+
+    def _fail_all(self, kind: str, message: str) -> None:
+        for position, _ in self._batch.items:
+            self._batch.deliver(position, Score(None, {}, kind, message))
+
+    def _fail(self, position: int, kind: str, message: str, started: float) -> None:
+        self._batch.deliver(position, Score(None, {}, kind, message, time.perf_counter() - started))
+
+
+def _score(answer: dict[str, Any]) -> Score:
+    duration_s = float(answer.get("duration_s", 0.0))
+    if "reward" in answer:
+        return Score(answer["reward"], answer["parts"], "", "", duration_s)
+    return Score(None, {}, answer["error"], answer["message"], duration_s)
