@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -214,8 +215,11 @@ def parse_job(raw: object) -> JobSpec:
         raise InvalidSpec("; ".join(_explain(e) for e in error.errors())) from None
 
 
-def load_job(path: Path) -> JobSpec:
-    """A job from a YAML (or JSON) file. InvalidSpec says what is wrong and where."""
+def load_job(path: Path, overrides: Sequence[tuple[str, Any]] = ()) -> JobSpec:
+    """A job from a YAML (or JSON) file. InvalidSpec says what is wrong and where.
+
+    `overrides` are (dotted key, value), applied in order before the job is checked.
+    """
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -223,9 +227,22 @@ def load_job(path: Path) -> JobSpec:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidSpec(f"{path} is not YAML: {error}") from None
     try:
+        for key, value in overrides:
+            _override(raw, key, value)
         return parse_job(raw)
     except InvalidSpec as error:
         raise InvalidSpec(f"{path}: {error}") from None
+
+
+def _override(raw: object, key: str, value: Any) -> None:
+    *sections, leaf = key.split(".")
+    for section in sections:
+        if isinstance(raw, dict):
+            raw = raw.setdefault(section, {})
+    if isinstance(raw, dict):
+        raw[leaf] = value
+    else:
+        raise InvalidSpec(f"{key} cannot be set: {'.'.join(sections) or 'the job'} is no section")
 
 
 def known_keys(model: type[BaseModel] = JobSpec, prefix: str = "") -> list[str]:

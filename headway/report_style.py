@@ -16,7 +16,8 @@ h2{margin:36px 0 12px;font-size:18px}
 h3{margin:0;font-size:14px;font-weight:600}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px;margin:22px 0}
 .tiles div{background:var(--card);border:1px solid var(--edge);border-radius:10px;padding:12px 14px}
-.tiles b{display:block;font-size:17px;white-space:nowrap;font-variant-numeric:tabular-nums;letter-spacing:-.01em}
+.tiles b{display:block;font-size:17px;white-space:nowrap;
+font-variant-numeric:tabular-nums;letter-spacing:-.01em}
 .tiles span{color:var(--soft);font-size:12.5px}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,460px),1fr));gap:14px}
 figure{margin:0;background:var(--card);border:1px solid var(--edge);border-radius:10px;

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +17,19 @@ from pathlib import Path
 import psutil
 
 from headway.fleet.state import ProcessRecord, record_of
-from headway.lifecycle import die_with_parent
 
 _NUM_LOG_LINES = 15
+
+# Runs in the child before it becomes the service: the kernel sends SIGTERM when the thread
+# that started it, the command's main thread, ends by whatever cause.
+_LEASHED = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent ended before the service began")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +55,12 @@ class Child:
         self.spec.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self.spec.log.open("ab" if self.num_restarts else "wb") as log:
             self._process = subprocess.Popen(
-                self.spec.argv,
+                [sys.executable, "-I", "-S", "-c", _LEASHED, str(os.getpid()), *self.spec.argv],
                 env={**os.environ, **self.spec.env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_leash(os.getpid()),
             )
         self.record: ProcessRecord = record_of(
             self.spec.name, self._process.pid, str(self.spec.log), self.spec.http_address
@@ -129,12 +139,3 @@ def _family(children: Sequence[Child]) -> list[psutil.Process]:
             with suppress(psutil.Error):
                 family += [process, *process.children(recursive=True)]
     return family
-
-
-def _leash(parent: int) -> Callable[[], None]:
-    def leash() -> None:
-        die_with_parent(signal.SIGTERM)
-        if os.getppid() != parent:  # the parent ended before the leash was on
-            os._exit(1)
-
-    return leash

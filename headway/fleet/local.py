@@ -7,18 +7,19 @@ do all of its children.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
-from headway.errors import Conflict, HeadwayError, Unauthorized, Unavailable
+from headway.errors import Conflict, HeadwayError
 from headway.fleet.child import Child, ChildSpec, stop_children
 from headway.fleet.state import (
     FleetState,
@@ -29,11 +30,11 @@ from headway.fleet.state import (
     stop_recorded,
     write_state,
 )
+from headway.redis_client import ping
 from headway.valkey import EmbeddedValkey
 
 HOST = "127.0.0.1"
 DEFAULT_API_PORT = 8700
-_REDIS_TIMEOUT_S = 1.0
 _READY_TIMEOUT_S = 90.0
 _STOP_PATIENCE_S = 15.0
 _MAX_RESTARTS = 3
@@ -62,6 +63,7 @@ class LocalFleetSpec:
     rollout_cores: tuple[int, ...]
     api_port: int = DEFAULT_API_PORT
     redis_url: str | None = None  # None: an embedded server
+    ephemeral: bool = False  # an embedded server starts empty: no jobs of earlier fleets
 
 
 def split_cores(cores: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -95,33 +97,6 @@ def check_port(port: int, flag: str) -> None:
             ) from None
 
 
-def check_redis(url: str) -> None:
-    """Unavailable or Unauthorized, without the password in the message, within a second."""
-    import redis  # takes a while; only those who bring their own server need it here
-
-    parts = urlsplit(url)
-    shown = f"{parts.hostname or '?'}:{parts.port or 6379}"
-    try:
-        link = redis.Redis.from_url(
-            url,
-            socket_connect_timeout=_REDIS_TIMEOUT_S,
-            socket_timeout=_REDIS_TIMEOUT_S,
-            retry=None,
-        )
-        with link:
-            link.ping()
-    except ValueError as error:
-        raise Conflict(f"--redis is not a Redis URL: {error}") from None
-    except redis.exceptions.AuthenticationError as error:
-        raise Unauthorized(f"Redis at {shown} refuses the user or password: {error}") from None
-    except redis.exceptions.RedisError as error:
-        if "NOAUTH" in str(error):
-            raise Unauthorized(
-                f"Redis at {shown} asks for a password: redis://:PASSWORD@host:port/0"
-            ) from None
-        raise Unavailable(f"Redis at {shown} cannot be reached: {error}") from None
-
-
 def free_port() -> int:
     """A port that nobody listens on right now."""
     with socket.socket() as probe:
@@ -138,6 +113,7 @@ class LocalFleet:
         self._interrupted = interrupted
         self._children: list[Child] = []
         self._valkey: EmbeddedValkey | None = None
+        self._valkey_record: ProcessRecord | None = None
         self._redis_url = spec.redis_url or ""
         self._supervisor = record_of("headway", os.getpid())
 
@@ -150,8 +126,14 @@ class LocalFleet:
         self._note(ready=False)
         if self.spec.redis_url is None:
             say("starting Redis (embedded Valkey)")
-            self._valkey = EmbeddedValkey(self.spec.state_dir / "valkey", free_port())
-            self._redis_url = self._valkey.start()
+            folder = self.spec.state_dir / ("valkey-run" if self.spec.ephemeral else "valkey")
+            if self.spec.ephemeral:
+                shutil.rmtree(folder, ignore_errors=True)
+            self._valkey = EmbeddedValkey(folder)
+            self._valkey.start()
+            self._redis_url = self._valkey.url
+            if self._valkey.pid is not None:
+                self._valkey_record = record_of("valkey", self._valkey.pid)
         say("starting the coordinator")
         fleet_port = free_port()
         self._launch("coordinator", fleet_port, self.spec.api_port)
@@ -187,7 +169,7 @@ class LocalFleet:
 
         StartFailed when one ends too often, or when Redis ended.
         """
-        if self._valkey is not None and not self._valkey.alive():
+        if self._valkey_record is not None and self._valkey_record.process() is None:
             raise StartFailed("the embedded Redis server ended; the fleet cannot go on")
         for child in self._children:
             code = child.exit_code
@@ -238,7 +220,7 @@ class LocalFleet:
         waiting = list(self._children)
         while waiting:
             if self._interrupted():
-                raise Interrupted
+                raise Interrupted("stopped while the fleet was starting")
             for child in self._children:
                 if child.exit_code is not None:
                     raise StartFailed(
@@ -256,9 +238,8 @@ class LocalFleet:
 
     def _note(self, ready: bool) -> None:
         records = [child.record for child in self._children]
-        if self._valkey is not None and self._valkey.pid is not None:
-            with suppress(Exception):
-                records.append(record_of("valkey", self._valkey.pid))
+        if self._valkey_record is not None:
+            records.append(self._valkey_record)
         write_state(
             self.spec.state_dir,
             FleetState(
@@ -284,7 +265,7 @@ def local_fleet(
     with instance_lock(spec.state_dir):
         check_port(spec.api_port, "--port")
         if spec.redis_url is not None:
-            check_redis(spec.redis_url)
+            asyncio.run(ping(spec.redis_url))
         stop_recorded(spec.state_dir, patience_s=5)  # left over when a supervisor was killed
         spec.runs_dir.mkdir(parents=True, exist_ok=True)
         fleet = LocalFleet(spec, interrupted)
@@ -312,10 +293,8 @@ __all__ = [
     "Interrupted",
     "LocalFleet",
     "LocalFleetSpec",
-    "ProcessRecord",
     "StartFailed",
     "check_port",
-    "check_redis",
     "deal_cores",
     "local_fleet",
     "split_cores",

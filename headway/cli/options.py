@@ -1,0 +1,139 @@
+"""Options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import click
+import yaml
+
+from headway.errors import InvalidSpec, Unavailable
+from headway.fleet.local import DEFAULT_API_PORT, LocalFleetSpec, split_cores
+from headway.fleet.state import default_state_dir, read_state
+from headway.jobspec import JobSpec, load_job
+from headway.models import check_model
+from headway.settings import is_loopback, parse_cores
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+job_file = click.argument("job_file", metavar="JOB.yaml", type=click.Path(path_type=Path))
+overrides = click.option(
+    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one key of the job."
+)
+api = click.option(
+    "--url",
+    envvar="HEADWAY_URL",
+    help="The coordinator's REST API (env HEADWAY_URL). Default: the fleet on this machine.",
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="JSON for programs.")
+
+
+def fleet_options(command: F) -> F:
+    """The options that say how a local fleet is made."""
+    options = (
+        click.option(
+            "--rollouts", type=click.IntRange(min=0), default=1, show_default=True,
+            help="Rollout nodes.",
+        ),
+        click.option(
+            "--engine", type=click.Choice(["vllm", "sim"]), default="vllm", show_default=True,
+            help="sim imitates a model: for trying the fleet without one.",
+        ),
+        click.option(
+            "--redis", "redis_url", envvar="HEADWAY_REDIS_URL",
+            help="Redis or Valkey to use (env HEADWAY_REDIS_URL). Default: an embedded one.",
+        ),
+        click.option(
+            "--runs-dir", type=click.Path(path_type=Path, file_okay=False), default=Path("runs"),
+            show_default=True, help="Where run folders are written.",
+        ),
+        click.option("--learner-cores", help="CPU list, such as 0-3. Default: half of them."),
+        click.option("--rollout-cores", help="CPU list, such as 4-7. Default: the other half."),
+        click.option(
+            "--port", type=click.IntRange(1, 65535), default=DEFAULT_API_PORT, show_default=True,
+            help="Port of the REST API.",
+        ),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def fleet_spec(
+    rollouts: int,
+    engine: str,
+    redis_url: str | None,
+    runs_dir: Path,
+    learner_cores: str | None,
+    rollout_cores: str | None,
+    port: int,
+    ephemeral: bool = False,
+) -> LocalFleetSpec:
+    """The fleet that the options describe. InvalidSpec for cores that are not there."""
+    ours = tuple(sorted(os.sched_getaffinity(0)))
+    learner, rollout = split_cores(ours)
+    return LocalFleetSpec(
+        state_dir=default_state_dir(),
+        runs_dir=runs_dir.absolute(),
+        engine="sim" if engine == "sim" else "vllm",
+        num_rollouts=rollouts,
+        learner_cores=_cores("--learner-cores", learner_cores, ours) or learner,
+        rollout_cores=_cores("--rollout-cores", rollout_cores, ours) or rollout,
+        api_port=port,
+        redis_url=redis_url or None,
+        ephemeral=ephemeral,
+    )
+
+
+def read_job(path: Path, overrides: Sequence[str]) -> JobSpec:
+    """The job with its overrides; folders and files are made absolute.
+
+    InvalidSpec for a bad file, override, key or value.
+    """
+    job = load_job(path, [_parse_override(text) for text in overrides])
+    if check_model(job.model.path) == "folder":
+        folder = str(Path(job.model.path).expanduser().absolute())
+        job = job.model_copy(update={"model": job.model.model_copy(update={"path": folder})})
+    if job.data.source != "reasoning_gym":
+        file = str(Path(job.data.name).expanduser().absolute())
+        job = job.model_copy(update={"data": job.data.model_copy(update={"name": file})})
+    return job
+
+
+def api_url(given: str | None) -> str:
+    """Where the coordinator is. Unavailable when none is given and no fleet is up here."""
+    if given:
+        return given
+    state = read_state(default_state_dir())
+    if state is None:
+        raise Unavailable("no fleet is up on this machine: start one with `headway up`, or --url")
+    return state.api_url
+
+
+def is_local(url: str) -> bool:
+    """Whether the coordinator is on this machine, so that paths mean the same to it."""
+    return is_loopback(urlsplit(url).hostname or "")
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InvalidSpec(f"--set {text!r} is not of the form key=value, such as seed=1")
+    try:
+        return key.strip(), yaml.safe_load(value)
+    except yaml.YAMLError:
+        return key.strip(), value
+
+
+def _cores(flag: str, text: str | None, ours: tuple[int, ...]) -> tuple[int, ...]:
+    try:
+        cores = parse_cores(text or "")
+    except InvalidSpec as error:
+        raise InvalidSpec(f"{flag}: {error}") from None
+    if missing := [core for core in cores if core not in ours]:
+        raise InvalidSpec(f"{flag}: this process may not use core {missing[0]} (it has {ours})")
+    return cores

@@ -1,0 +1,88 @@
+"""`headway up`: a fleet on this machine, until Ctrl-C or `headway down`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from headway.cli.exits import CANCELLED, FAILED, SUCCEEDED
+from headway.cli.interrupts import Interrupts, counting_interrupts
+from headway.cli.options import fleet_options, fleet_spec
+from headway.client import HeadwayClient
+from headway.errors import HeadwayError
+from headway.fleet.local import LocalFleet, LocalFleetSpec, local_fleet
+from headway.fleet.state import read_state
+
+_CANCEL_PATIENCE_S = 30.0
+
+
+@click.command("up")
+@fleet_options
+@click.option("--detach", is_flag=True, help="Leave it running in the background.")
+def command(detach: bool, **fleet: Any) -> int:
+    """Start a fleet on this machine: Redis, coordinator, reward, learner, rollout nodes.
+
+    Runs until Ctrl-C or `headway down`; jobs that run then are cancelled first.
+    """
+    spec = fleet_spec(**fleet)
+    if detach:
+        return _detached(spec)
+    with counting_interrupts() as interrupts:
+        with local_fleet(spec, interrupts, say) as running:
+            click.echo(f"up: {running.api_url} (logs in {spec.state_dir / 'logs'})")
+            sys.stdout.flush()
+            try:
+                while not interrupts():
+                    running.supervise(say)
+                    time.sleep(0.2)
+            finally:
+                _cancel_jobs(running, interrupts)
+        click.echo("down")
+        return CANCELLED if interrupts.by_terminal else SUCCEEDED
+
+
+def say(text: str) -> None:
+    """Progress, on stderr."""
+    click.echo(text, err=True)
+
+
+def _cancel_jobs(fleet: LocalFleet, interrupts: Interrupts) -> None:
+    """Cancels what runs and waits, within limits, until the run folders are complete."""
+    with suppress(HeadwayError), HeadwayClient(fleet.api_url) as client:
+        waiting = [job.job_id for job in client.jobs() if not job.ended]
+        for job_id in waiting:
+            say(f"cancelling job {job_id}")
+            with suppress(HeadwayError):
+                client.cancel(job_id)
+        end = time.monotonic() + _CANCEL_PATIENCE_S
+        while waiting and time.monotonic() < end and interrupts() < 2:
+            time.sleep(0.2)
+            waiting = [job_id for job_id in waiting if not client.job(job_id).ended]
+
+
+def _detached(spec: LocalFleetSpec) -> int:
+    """Runs the same command in the background and waits until its fleet is ready."""
+    log = spec.state_dir / "logs" / "up.log"
+    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headway.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    while process.poll() is None:
+        state = read_state(spec.state_dir)
+        if state is not None and state.ready and state.supervisor.pid == process.pid:
+            click.echo(f"up: {state.api_url} (end it with `headway down`)")
+            return SUCCEEDED
+        time.sleep(0.1)
+    click.echo(log.read_text(errors="replace"), err=True, nl=False)
+    return process.returncode or FAILED
