@@ -7,8 +7,7 @@ import json
 import click
 
 from headway.cli.exits import SUCCEEDED
-from headway.cli.options import api, api_url, as_json
-from headway.client import HeadwayClient
+from headway.cli.options import api, as_json, connect
 from headway.jobs import record_to_dict
 
 
@@ -18,7 +17,7 @@ from headway.jobs import record_to_dict
 @as_json
 def command(job_id: str, url: str | None, as_json: bool) -> int:
     """Cancel a job; its run folder is completed first. Safe to repeat."""
-    with HeadwayClient(api_url(url)) as client:
+    with connect(url) as client:
         record = client.cancel(job_id)
     click.echo(json.dumps(record_to_dict(record)) if as_json else f"{job_id} {record.state}")
     return SUCCEEDED

@@ -7,8 +7,7 @@ import json
 import click
 
 from headway.cli.exits import SUCCEEDED
-from headway.cli.options import api, api_url, as_json
-from headway.client import HeadwayClient
+from headway.cli.options import api, as_json, connect
 from headway.follow import event_line
 
 
@@ -19,7 +18,7 @@ from headway.follow import event_line
 @as_json
 def command(job_id: str, url: str | None, wait: bool, as_json: bool) -> int:
     """Show what happened in a job, oldest first. --json: one object a line."""
-    with HeadwayClient(api_url(url)) as client:
+    with connect(url) as client:
         if wait:
             for update in client.follow(job_id):
                 if update.kind == "event":

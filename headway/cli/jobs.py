@@ -8,8 +8,7 @@ import time
 import click
 
 from headway.cli.exits import SUCCEEDED
-from headway.cli.options import api, api_url, as_json
-from headway.client import HeadwayClient
+from headway.cli.options import api, as_json, connect
 from headway.jobs import JobRecord, record_to_dict
 
 
@@ -19,7 +18,7 @@ from headway.jobs import JobRecord, record_to_dict
 @as_json
 def command(job_id: str | None, url: str | None, as_json: bool) -> int:
     """List jobs, newest first, or show one."""
-    with HeadwayClient(api_url(url)) as client:
+    with connect(url) as client:
         records = [client.job(job_id)] if job_id else client.jobs()
     if as_json:
         plain = [record_to_dict(record) for record in records]

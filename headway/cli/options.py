@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import click
 import yaml
 
+from headway.client import HeadwayClient
 from headway.errors import InvalidSpec, Unavailable
 from headway.fleet.local import DEFAULT_API_PORT, LocalFleetSpec, split_cores
 from headway.fleet.state import default_state_dir, read_state
@@ -112,6 +113,11 @@ def api_url(given: str | None) -> str:
     if state is None:
         raise Unavailable("no fleet is up on this machine: start one with `headway up`, or --url")
     return state.api_url
+
+
+def connect(given: str | None) -> HeadwayClient:
+    """A client of the coordinator; its token comes from env HEADWAY_TOKEN."""
+    return HeadwayClient(api_url(given), token=os.environ.get("HEADWAY_TOKEN"))
 
 
 def is_local(url: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,15 @@ import click
 
 from headway.cli.exits import exit_code_of_job
 from headway.cli.interrupts import Interrupts, counting_interrupts
-from headway.cli.options import fleet_options, fleet_spec, job_file, overrides, read_job
+from headway.cli.options import connect, fleet_options, fleet_spec, job_file, overrides, read_job
 from headway.cli.plan import require_runnable
-from headway.client import HeadwayClient
 from headway.errors import NotFound
 from headway.fleet.local import Interrupted, LocalFleetSpec, local_fleet
 from headway.fleet.state import read_state
 from headway.follow import follow, open_view
 from headway.jobs import JobRecord
 from headway.jobspec import JobSpec
+from headway.plan import check_job
 from headway.report import write_report
 
 
@@ -37,6 +38,7 @@ def command(job_file: Path, overrides: tuple[str, ...], **fleet: Any) -> int:
         up = read_state(spec.state_dir)
         if up is not None and up.ready:
             click.echo(f"using the fleet at {up.api_url}; fleet options have no effect", err=True)
+            check_job(job)
             return _finish(_run_on(up.api_url, job, interrupts))
         require_runnable(job, spec)
         return _finish(_run_on_own(spec, job, interrupts))
@@ -44,14 +46,20 @@ def command(job_file: Path, overrides: tuple[str, ...], **fleet: Any) -> int:
 
 def _run_on_own(spec: LocalFleetSpec, job: JobSpec, interrupts: Interrupts) -> JobRecord:
     with local_fleet(spec, interrupts, say) as fleet:
-        return _run_on(fleet.api_url, job, interrupts, lambda: fleet.supervise(say))
+        return _run_on(fleet.api_url, job, interrupts, lambda: fleet.supervise(say), queue=True)
 
 
-def _run_on(url: str, job: JobSpec, interrupts: Interrupts, tick: Any = lambda: None) -> JobRecord:
-    with HeadwayClient(url) as client:
+def _run_on(
+    url: str,
+    job: JobSpec,
+    interrupts: Interrupts,
+    tick: Callable[[], None] = lambda: None,
+    queue: bool = False,
+) -> JobRecord:
+    with connect(url) as client:
         if interrupts():
-            raise Interrupted
-        record = client.submit(job, queue=True)
+            raise Interrupted("stopped before the job was submitted")
+        record = client.submit(job, queue=queue)
         click.echo(f"job {record.job_id}, dashboard {url}")
         view = open_view(record.total_steps)
         try:

@@ -9,8 +9,16 @@ import click
 
 from headway.cli.exits import SUCCEEDED, exit_code_of_job
 from headway.cli.interrupts import counting_interrupts
-from headway.cli.options import api, api_url, as_json, is_local, job_file, overrides, read_job
-from headway.client import HeadwayClient
+from headway.cli.options import (
+    api,
+    api_url,
+    as_json,
+    connect,
+    is_local,
+    job_file,
+    overrides,
+    read_job,
+)
 from headway.follow import follow, open_view
 from headway.jobs import record_to_dict
 from headway.plan import check_job
@@ -41,7 +49,7 @@ def command(
     address = api_url(url)
     if is_local(address):
         check_job(job)
-    with counting_interrupts() as interrupts, HeadwayClient(address) as client:
+    with counting_interrupts() as interrupts, connect(address) as client:
         record = client.submit(job, job_id=job_id, queue=queue)
         click.echo(json.dumps(record_to_dict(record)) if as_json else record.job_id)
         if not wait:

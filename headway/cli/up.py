@@ -12,8 +12,7 @@ import click
 
 from headway.cli.exits import CANCELLED, FAILED, SUCCEEDED
 from headway.cli.interrupts import Interrupts, counting_interrupts
-from headway.cli.options import fleet_options, fleet_spec
-from headway.client import HeadwayClient
+from headway.cli.options import connect, fleet_options, fleet_spec
 from headway.errors import HeadwayError
 from headway.fleet.local import LocalFleet, LocalFleetSpec, local_fleet
 from headway.fleet.state import read_state
@@ -53,7 +52,7 @@ def say(text: str) -> None:
 
 def _cancel_jobs(fleet: LocalFleet, interrupts: Interrupts) -> None:
     """Cancels what runs and waits, within limits, until the run folders are complete."""
-    with suppress(HeadwayError), HeadwayClient(fleet.api_url) as client:
+    with suppress(HeadwayError), connect(fleet.api_url) as client:
         waiting = [job.job_id for job in client.jobs() if not job.ended]
         for job_id in waiting:
             say(f"cancelling job {job_id}")
@@ -78,11 +77,16 @@ def _detached(spec: LocalFleetSpec) -> int:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    while process.poll() is None:
-        state = read_state(spec.state_dir)
-        if state is not None and state.ready and state.supervisor.pid == process.pid:
-            click.echo(f"up: {state.api_url} (end it with `headway down`)")
-            return SUCCEEDED
-        time.sleep(0.1)
+    with counting_interrupts() as interrupts:
+        while process.poll() is None:
+            state = read_state(spec.state_dir)
+            if state is not None and state.ready and state.supervisor.pid == process.pid:
+                click.echo(f"up: {state.api_url} (end it with `headway down`)")
+                return SUCCEEDED
+            if interrupts():
+                process.terminate()
+                process.wait()
+                return CANCELLED
+            time.sleep(0.1)
     click.echo(log.read_text(errors="replace"), err=True, nl=False)
     return process.returncode or FAILED
