@@ -118,7 +118,8 @@ class EmbeddedValkey:
             return
         if process.poll() is None:
             try:
-                self._client().shutdown()
+                with self._client() as client:
+                    client.shutdown()
             except RedisError:
                 process.terminate()
         try:
@@ -176,7 +177,8 @@ class EmbeddedValkey:
                     f"the embedded Valkey ended with code {process.returncode}; {self._log_tail()}"
                 )
             try:
-                self._client().ping()
+                with self._client() as client:
+                    client.ping()
                 return
             except RedisError as error:
                 if time.monotonic() > deadline:

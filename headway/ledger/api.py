@@ -12,9 +12,10 @@ optimiser steps; a ticket started at version `u` has the deadline `u + max_polic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, get_args
 
+from headway.errors import InvalidSpec, LedgerViolation
 from headway.messages import Ticket
 
 OnLate = Literal["wait", "mask", "drop"]
@@ -32,6 +33,30 @@ class LedgerConfig:
     max_attempts: int = 5
     max_outstanding_groups: int = 0  # issued + leased + delivered; 0: B * (eta + 2)
     max_outstanding_bytes: int = 1 << 30  # delivered payloads held
+
+    def checked(self) -> LedgerConfig:
+        """The settings with defaults worked out; InvalidSpec for those that cannot work."""
+        smallest = {
+            "batch_groups": 1,
+            "max_policy_lag": 0,
+            "max_attempts": 1,
+            "max_outstanding_groups": 0,
+            "max_outstanding_bytes": 1,
+        }
+        for name, least in smallest.items():
+            if getattr(self, name) < least:
+                raise InvalidSpec(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if not self.lease_s > 0:
+            raise InvalidSpec(f"lease_s is {self.lease_s}; it must be above 0")
+        if self.on_late not in get_args(OnLate):
+            raise InvalidSpec(f"on_late is {self.on_late!r}; known: {', '.join(get_args(OnLate))}")
+        groups = self.max_outstanding_groups or self.batch_groups * (self.max_policy_lag + 2)
+        if groups < self.batch_groups:
+            raise InvalidSpec(
+                f"max_outstanding_groups {groups} is below batch_groups {self.batch_groups}:"
+                " no step could ever be filled"
+            )
+        return replace(self, max_outstanding_groups=groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +92,11 @@ class TakeResult:
     """A step's batch in order, or what it waits for.
 
     `ticket_ids` is None while the batch is incomplete; then `waiting_for` names
-    the leased tickets whose deadline is this step and `num_ready` the groups that
-    could be taken. `late` are taken tickets to be trained with their too old
+    the leased tickets that this step cannot do without (deadline this step, or a
+    later one that leaves too few places after it) and `num_ready` the groups that
+    have arrived. `late` are taken tickets to be trained with their too old
     tokens masked (on_late: mask). `queue_s` is the time each spent delivered.
+    `ticket_ids` ascend, whatever the order of arrival.
     """
 
     ticket_ids: tuple[int, ...] | None
@@ -77,6 +104,7 @@ class TakeResult:
     waiting_for: tuple[Holder, ...] = ()
     late: frozenset[int] = frozenset()
     replayed: bool = False  # the same step was taken before; the same groups again
+    queue_s: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +123,12 @@ class Counts:
     refused_deliveries: int  # late or second deliveries, never trained on
     expired_leases: int
     step: int  # the next step to commit
-    payload_bytes: int
-    reasons: Mapping[str, int] = field(default_factory=dict)  # filtered/dropped by reason
+    payload_bytes: int  # of delivered groups, bounded by max_outstanding_bytes
+    reasons: Mapping[str, int] = field(default_factory=dict)  # of filtered, dropped, abandoned
+    held_bytes: int = 0  # of all groups kept: delivered, and taken but not trimmed
+    late: int = 0  # stragglers let go by (on_late: mask), ever
+    stalled_steps: int = 0  # steps that stood still for a straggler (on_late: wait), ever
+    failed_attempts: int = 0  # by `fail`, ever
 
     @property
     def conserved(self) -> bool:
@@ -118,7 +150,11 @@ class Member:
 
 
 class Ledger(Protocol):
-    """One job's work ledger. All times are the store's clock."""
+    """One job's work ledger. All times are the store's clock.
+
+    Every method that looks at leases first ends those whose time is up. Calls on
+    a ledger that was never opened are NotFound.
+    """
 
     async def open(self, config: LedgerConfig) -> None:
         """Creates the ledger, or finds it again; Conflict when the config differs."""
@@ -134,7 +170,9 @@ class Ledger(Protocol):
     async def claim(self, node_id: str, version: int, limit: int = 1) -> ClaimResult:
         """Leases up to `limit` tickets to a node whose installed version is `version`.
 
-        Each grant keeps the lag rule (F) true. Oldest ticket ids first.
+        Each grant keeps the lag rule (F) true. Oldest ticket ids first. `bytes` is
+        refused only while a batch is started: the bound cannot stop training. A
+        version that no taken step can have made is a LedgerViolation.
         """
 
     async def renew(self, node_id: str, leases: Sequence[Lease]) -> tuple[Lease, ...]:
@@ -144,7 +182,8 @@ class Ledger(Protocol):
         """Hands a ticket back (drain); it is claimable at once, the attempt not counted."""
 
     async def deliver(self, lease: Lease, payload: bytes, filter_reason: str = "") -> bool:
-        """Stores a group once. False: the lease is no longer held; counted, ignored.
+        """Stores a group once. False: the lease is no longer held, or the ledger closed;
+        counted, ignored.
 
         With `filter_reason` the group is filtered on arrival: counted under that
         reason, its payload not kept, its place free for a fresh ticket.
@@ -154,7 +193,11 @@ class Ledger(Protocol):
         """Ends an attempt that cannot succeed; the ticket is retried or abandoned."""
 
     async def take(self, step: int) -> TakeResult:
-        """The batch of `step`: exactly B groups, or what it waits for. Safe to repeat."""
+        """The batch of `step`: exactly B groups, or what it waits for. Safe to repeat.
+
+        A step taken before gives the same again; NotFound when it was trimmed. A
+        step that skips one is a LedgerViolation.
+        """
 
     async def payloads(self, ticket_ids: Sequence[int]) -> list[bytes]:
         """Payloads in the order of the ids; NotFound names one that was trimmed."""
@@ -163,11 +206,15 @@ class Ledger(Protocol):
         """Step `step` trained on these groups; the next step is `step + 1`.
 
         Repeating a commit is harmless; other ids for a committed step, or a step
-        out of order, are a LedgerViolation.
+        out of order, are a LedgerViolation. For a trimmed step nothing is done.
         """
 
     async def trim(self, step: int) -> int:
-        """A checkpoint after `step` steps is durable: frees payloads of steps < `step`."""
+        """A checkpoint after `step` steps is durable: frees payloads of steps < `step`.
+
+        Returns how many groups were freed; LedgerViolation when `step` steps are not
+        yet committed.
+        """
 
     async def counts(self) -> Counts:
         """A consistent count of all tickets. Expires leases first."""
@@ -182,4 +229,19 @@ class Ledger(Protocol):
         """The nodes whose announcement has not run out, by node id."""
 
     async def close(self) -> None:
-        """Ends the job's work: every later claim is refused as `closed`."""
+        """Ends the job's work: every later claim is refused as `closed`.
+
+        Nothing is issued or delivered any more; what was taken can still be read.
+        """
+
+
+def consecutive_from(tickets: Sequence[Ticket]) -> int:
+    """The first id of a non-empty issue; LedgerViolation when the ids leave gaps."""
+    first = tickets[0].ticket_id
+    for offset, ticket in enumerate(tickets):
+        if ticket.ticket_id != first + offset:
+            raise LedgerViolation(
+                f"ticket {ticket.ticket_id} stands where {first + offset} was expected:"
+                " ids must be consecutive"
+            )
+    return first

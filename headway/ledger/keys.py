@@ -1,7 +1,7 @@
 """Every Redis key of a job's work ledger: name, type, lifetime, who writes it.
 
 All names share the hash tag `{<job>}`, so that a cluster keeps a job in one slot.
-Every script gets all of them, in this order, as KEYS; `loader` gives each its
+Every script gets all of them, in this order, as KEYS; `scripts` gives each its
 name in capitals inside the script. `close` lets all of them expire after
 RETENTION_S. Values named `id` are ticket ids; times are microseconds of the
 server's clock.

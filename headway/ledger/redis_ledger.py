@@ -1,0 +1,202 @@
+"""The work ledger in Redis or Valkey: every method is one atomic script.
+
+State and rules live in the scripts beside this file and in `keys`; this file only
+packs arguments and unpacks answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from headway.codec import pack_ticket, unpack_ticket
+from headway.errors import InvalidSpec, NotFound
+from headway.ledger.api import (
+    ClaimResult,
+    Counts,
+    Holder,
+    Lease,
+    LedgerConfig,
+    Member,
+    TakeResult,
+    consecutive_from,
+)
+from headway.ledger.keys import RETENTION_S, job_key, ledger_keys
+from headway.ledger.scripts import TRANSITIONS, script
+from headway.messages import Ticket
+from headway.redis_client import address, command, headway_error
+
+
+class RedisLedger:
+    """One job's ledger on a server that all its processes reach. See `api.Ledger`.
+
+    `redis` is a `redis.asyncio` client that answers in bytes (`redis_client.connect`).
+    No method repeats itself: Unavailable leaves it open whether the transition was
+    made. All but claim, release, deliver and fail may simply be called again; a
+    claim whose answer was lost ends with its lease.
+    """
+
+    def __init__(self, redis: Any, job_id: str) -> None:
+        self._redis = redis
+        self._keys = ledger_keys(job_id)
+        self._payloads_key = job_key(job_id, "payloads")
+        self._scripts = {name: redis.register_script(script(name)) for name in TRANSITIONS}
+
+    async def open(self, config: LedgerConfig) -> None:
+        """Creates the ledger, or finds it again. See `Ledger.open`."""
+        config = config.checked()
+        settings = {
+            "batch_groups": config.batch_groups,
+            "max_policy_lag": config.max_policy_lag,
+            "on_late": config.on_late,
+            "lease_us": round(config.lease_s * 1e6),
+            "max_attempts": config.max_attempts,
+            "max_outstanding_groups": config.max_outstanding_groups,
+            "max_outstanding_bytes": config.max_outstanding_bytes,
+        }
+        fields = [part for item in settings.items() for part in item]
+        text = json.dumps(dataclasses.asdict(config), sort_keys=True)
+        await self._run("open", text, *fields)
+
+    async def issue(self, tickets: Sequence[Ticket]) -> int:
+        """Adds tickets; returns how many were accepted. See `Ledger.issue`."""
+        if not tickets:
+            return 0
+        first = consecutive_from(tickets)
+        return int(await self._run("issue", first, *map(pack_ticket, tickets)))
+
+    async def claim(self, node_id: str, version: int, limit: int = 1) -> ClaimResult:
+        """Leases up to `limit` tickets. See `Ledger.claim`."""
+        if limit < 1:
+            raise InvalidSpec(f"limit is {limit}; it must be at least 1")
+        refusal, *granted = await self._run("claim", node_id, version, limit)
+        if refusal:
+            return ClaimResult((), refusal.decode())
+        return ClaimResult(
+            tuple(
+                Lease(unpack_ticket(body), token, attempt, version)
+                for _, token, attempt, body in granted
+            )
+        )
+
+    async def renew(self, node_id: str, leases: Sequence[Lease]) -> tuple[Lease, ...]:
+        """Extends leases; returns those still held. See `Ledger.renew`."""
+        pairs = [part for lease in leases for part in (lease.ticket.ticket_id, lease.token)]
+        kept = set(await self._run("renew", *pairs))
+        return tuple(lease for lease in leases if lease.ticket.ticket_id in kept)
+
+    async def release(self, lease: Lease) -> bool:
+        """Hands a ticket back. See `Ledger.release`."""
+        return bool(await self._run("release", lease.ticket.ticket_id, lease.token))
+
+    async def deliver(self, lease: Lease, payload: bytes, filter_reason: str = "") -> bool:
+        """Stores a group once. See `Ledger.deliver`."""
+        kept = b"" if filter_reason else payload
+        ticket_id = lease.ticket.ticket_id
+        return bool(await self._run("deliver", ticket_id, lease.token, filter_reason, kept))
+
+    async def fail(self, lease: Lease, reason: str) -> bool:
+        """Ends an attempt that cannot succeed. See `Ledger.fail`."""
+        return bool(await self._run("fail", lease.ticket.ticket_id, lease.token, reason))
+
+    async def take(self, step: int) -> TakeResult:
+        """The batch of `step`, or what it waits for. See `Ledger.take`."""
+        kind, *rest = await self._run("take", step)
+        if kind == 0:
+            num_ready, *waiting = rest
+            holders = (
+                Holder(ticket_id, node.decode(), start, held_us / 1e6)
+                for ticket_id, start, held_us, node in waiting
+            )
+            return TakeResult(None, num_ready, tuple(holders))
+        ids, late, queued = map(_numbers, rest[0].split(b";"))
+        return TakeResult(
+            ticket_ids=ids,
+            num_ready=len(ids),
+            late=frozenset(late),
+            replayed=kind == 2,
+            queue_s={id_: us / 1e6 for id_, us in zip(ids, queued, strict=True)},
+        )
+
+    async def payloads(self, ticket_ids: Sequence[int]) -> list[bytes]:
+        """Payloads in the order of the ids. See `Ledger.payloads`."""
+        if not ticket_ids:
+            return []
+        found = await command(self._redis, "HMGET", self._payloads_key, *ticket_ids)
+        for ticket_id, payload in zip(ticket_ids, found, strict=True):
+            if payload is None:
+                raise NotFound(f"no payload of ticket {ticket_id}: never delivered, or trimmed")
+        return list(found)
+
+    async def commit(self, step: int, ticket_ids: Sequence[int]) -> None:
+        """Step `step` trained on these groups. See `Ledger.commit`."""
+        await self._run("commit", step, ",".join(map(str, ticket_ids)))
+
+    async def trim(self, step: int) -> int:
+        """Frees the payloads of all steps before `step`. See `Ledger.trim`."""
+        return int(await self._run("trim", step))
+
+    async def counts(self) -> Counts:
+        """A consistent count of all tickets. See `Ledger.counts`."""
+        pairs, issued, leased, delivered, reasons = await self._run("counts")
+        meta = _mapping(pairs)
+
+        def number(field: str) -> int:
+            return int(meta.get(field, 0))
+
+        return Counts(
+            issued_total=number("issued_total"),
+            issued=issued,
+            leased=leased,
+            delivered=delivered,
+            taken=number("taken"),
+            consumed=number("consumed"),
+            filtered=number("filtered"),
+            dropped=number("dropped"),
+            abandoned=number("abandoned"),
+            refused_deliveries=number("refused"),
+            expired_leases=number("expired"),
+            step=number("next_commit"),
+            payload_bytes=number("bytes"),
+            reasons={reason: int(count) for reason, count in _mapping(reasons).items()},
+            held_bytes=number("held_bytes"),
+            late=number("late"),
+            stalled_steps=number("stalled"),
+            failed_attempts=number("failed"),
+        )
+
+    async def announce(self, member: Member, ttl_s: float) -> None:
+        """A rollout node serves this job until `ttl_s` from now."""
+        body = json.dumps(dataclasses.asdict(member))
+        await self._run("announce", member.node_id, body, round(ttl_s * 1e6))
+
+    async def withdraw(self, node_id: str) -> None:
+        """A rollout node serves this job no longer."""
+        await self._run("withdraw", node_id)
+
+    async def members(self) -> tuple[Member, ...]:
+        """The nodes whose announcement has not run out, by node id."""
+        found = [Member(**json.loads(body)) for body in await self._run("members")]
+        return tuple(sorted(found, key=lambda member: member.node_id))
+
+    async def close(self) -> None:
+        """Ends the job's work. See `Ledger.close`."""
+        await self._run("close", RETENTION_S)
+
+    async def _run(self, transition: str, *args: str | bytes | int) -> Any:
+        try:
+            return await self._scripts[transition](keys=self._keys, args=args)
+        except RedisError as error:
+            raise headway_error(error, address(self._redis)) from error
+
+
+def _numbers(text: bytes) -> tuple[int, ...]:
+    return tuple(map(int, text.split(b","))) if text else ()
+
+
+def _mapping(flat: Sequence[bytes]) -> dict[str, str]:
+    return {flat[i].decode(): flat[i + 1].decode(errors="replace") for i in range(0, len(flat), 2)}
