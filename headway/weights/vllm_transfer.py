@@ -61,21 +61,23 @@ class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         self._tied = ties_embeddings(folder)
         self._needed: frozenset[str] = frozenset()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="weights")
-        self._task: Future[str] | None = None
+        self._task: Future[Any] | None = None
+        self._then: Callable[[Any], str] = str
 
     # -- in the background, while the worker samples
 
     def begin_join(self, invite: EpochInvite) -> None:
         """Starts to take a seat; leaves any older epoch first."""
         self._hang_up()
-        self._begin(lambda: self._join(invite))
+        self._begin(lambda: WeightGroup.join(invite, self._device), self._seated)
 
     def begin_receive(self, manifest: WeightManifest) -> None:
         """Starts to receive one version into host memory and to verify it."""
         group = self._group
         if group is None:
             raise EpochBroken("this node has no seat in a weight group; invite it again")
-        self._begin(lambda: self._receive(group, manifest))
+        self._manifest = None
+        self._begin(lambda: self._receive(group, manifest), lambda digest: digest)
 
     def poll(self) -> tuple[bool, str]:
         """(done, result) of what was begun: a receive's result is its combined digest.
@@ -85,22 +87,25 @@ class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         if self._task is None or not self._task.done():
             return False, ""
         task, self._task = self._task, None
-        return True, task.result()
+        return True, self._then(task.result())
 
-    def _begin(self, work: Callable[[], str]) -> None:
-        if self._task is not None and not self._task.done():
-            # the thread of an older epoch ends by its own deadline; nobody waits for it
+    def _begin(self, work: Callable[[], Any], then: Callable[[Any], str]) -> None:
+        stale = self._task
+        if stale is not None and not stale.done():
+            # the thread of an older epoch ends by its own deadline; nobody waits for it,
+            # and what it still makes or writes is not used
             self._pool.shutdown(wait=False)
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="weights")
             self._staging = Staging()
+            stale.add_done_callback(_discard)
+        self._then = then
         self._task = self._pool.submit(work)
 
-    def _join(self, invite: EpochInvite) -> str:
-        self._group = WeightGroup.join(invite, self._device)
+    def _seated(self, group: WeightGroup) -> str:
+        self._group = group
         return ""
 
     def _receive(self, group: WeightGroup, manifest: WeightManifest) -> str:
-        self._manifest = None
         staging = self._staging
         # a model that does not fit still takes the broadcast to its end: the
         # other members of the epoch must not pay for it
@@ -115,7 +120,7 @@ class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Takes a seat in an epoch and returns when the group stands."""
         self._hang_up()
-        self._join(init_info.invite)
+        self._seated(WeightGroup.join(init_info.invite, self._device))
 
     def start_weight_update(self) -> None:
         """Opens the model's layers for new weights."""
@@ -238,3 +243,8 @@ class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         if group is not None:
             with contextlib.suppress(HeadwayError):
                 group.close()
+
+
+def _discard(task: Future[Any]) -> None:
+    if task.exception() is None and isinstance(task.result(), WeightGroup):
+        task.result().close()

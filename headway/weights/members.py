@@ -1,0 +1,62 @@
+"""The learner's gRPC calls to one rollout node."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from headway.codec import invite_to_pb, manifest_to_pb
+from headway.errors import HeadwayError
+from headway.ledger.api import Member
+from headway.messages import EpochInvite, InstallReport, WeightManifest
+from headway.pb import rollout_pb2, rollout_pb2_grpc
+from headway.rpc import channel, raise_headway
+
+_GRACE_S = 2.0  # so that a node's own deadline error arrives before ours
+
+
+class MemberClient:
+    """One node's weight calls. All raise HeadwayErrors that name the node."""
+
+    def __init__(self, job_id: str, member: Member) -> None:
+        self.member = member
+        self._job_id = job_id
+        self._channel = channel(member.address)
+        self._stub: Any = rollout_pb2_grpc.RolloutServiceStub(self._channel)
+
+    async def join(self, invite: EpochInvite) -> None:
+        """Returns when the node has its seat."""
+        await self._call(self._stub.JoinWeightGroup, invite_to_pb(invite), invite.timeout_s)
+
+    async def install(
+        self, epoch: int, manifest: WeightManifest, timeout_s: float
+    ) -> InstallReport:
+        """Returns when the node has verified and installed a version."""
+        request = rollout_pb2.InstallWeightsRequest(
+            job_id=self._job_id,
+            epoch=epoch,
+            manifest=manifest_to_pb(manifest),
+            timeout_s=timeout_s,
+        )
+        answer = await self._call(self._stub.InstallWeights, request, timeout_s)
+        return InstallReport(answer.version, answer.digest, answer.pause_s)
+
+    async def leave(self, timeout_s: float) -> None:
+        """Takes the node's seat back; never raises, since the node may be gone."""
+        request = rollout_pb2.LeaveWeightGroupRequest(job_id=self._job_id)
+        try:
+            await self._call(self._stub.LeaveWeightGroup, request, timeout_s)
+        except HeadwayError:
+            return
+
+    async def close(self) -> None:
+        """Closes the channel."""
+        await asyncio.shield(self._channel.close())
+
+    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        try:
+            return await method(request, timeout=timeout_s + _GRACE_S)
+        except grpc.aio.AioRpcError as error:
+            raise_headway(error, f"node {self.member.node_id} at {self.member.address}")
