@@ -1,0 +1,335 @@
+"""An engine that imitates sampling: set speed, length distribution and version spans.
+
+For tests and benchmarks of the framework; no model and no torch. What it makes is
+a function of (settings.seed, request seed, completion index) alone, so a retried
+ticket gets the same tokens. Time is the event loop's clock.
+
+Sampling is a fluid: every active completion is `progress` tokens on, where
+`progress` grows by the speed of one completion. A completion admitted at progress p
+with l tokens ends at progress p + l, so one timer serves any number of completions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+import random
+from dataclasses import dataclass, field
+from typing import Literal
+
+import xxhash
+
+from headway.errors import EpochBroken, InvalidSpec, Unavailable
+from headway.messages import (
+    Completion,
+    EpochInvite,
+    FinishReason,
+    InstallReport,
+    VersionSpan,
+    WeightManifest,
+)
+from services.rollout.engine import Sampling
+
+LengthKind = Literal["constant", "uniform", "lognormal", "geometric"]
+EOS_ID = 0  # the one special token; it has no text
+ALPHABET = "0123456789 "  # token t > 0 reads ALPHABET[(t - 1) % 11]: numbers that graders can judge
+_ROUNDING = 1e-9  # tokens; float error of the progress
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens a completion wants, before `max_tokens` cuts it. Mean `mean` for every kind.
+
+    uniform: 1 … 2·mean − 1. lognormal: exp(N(ln mean − σ²/2, σ)). geometric: p = 1/mean.
+    """
+
+    kind: LengthKind = "constant"
+    mean: float = 32.0
+    sigma: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.mean < 1 or self.sigma < 0:
+            raise InvalidSpec(f"sim lengths need mean >= 1 and sigma >= 0, not {self}")
+
+    def draw(self, rng: random.Random) -> int:
+        """One length, at least 1 token."""
+        if self.kind == "constant":
+            return round(self.mean)
+        if self.kind == "uniform":
+            return rng.randint(1, max(1, round(2 * self.mean - 1)))
+        if self.kind == "lognormal":
+            location = math.log(self.mean) - self.sigma**2 / 2
+            return max(1, round(rng.lognormvariate(location, self.sigma)))
+        if self.mean == 1:
+            return 1
+        return max(1, math.ceil(math.log(1 - rng.random()) / math.log(1 - 1 / self.mean)))
+
+
+@dataclass(frozen=True, slots=True)
+class SimSettings:
+    """How the imitation behaves."""
+
+    tokens_per_s: float = 1000.0
+    shared: bool = False  # True: the rate is divided over the completions being sampled
+    lengths: Lengths = field(default_factory=Lengths)
+    vocab_size: int = 256
+    seed: int = 0
+    start_s: float = 0.0  # what loading the model takes
+    install_pause_s: float = 0.0  # sampling stands still for so long at each install
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_s <= 0 or self.vocab_size < 2:
+            raise InvalidSpec("a sim engine needs tokens_per_s > 0 and vocab_size >= 2")
+        if self.start_s < 0 or self.install_pause_s < 0:
+            raise InvalidSpec("sim start_s and install_pause_s are seconds, not negative")
+
+
+@dataclass(slots=True, eq=False)
+class _Sample:
+    """One completion on its way: what it will say, and the versions that say it."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+    text: str
+    start: float  # progress at admission
+    done: asyncio.Future[Completion]
+    cuts: list[tuple[int, int]]  # (first token, version), ascending
+
+    @property
+    def end(self) -> float:
+        return self.start + len(self.token_ids)
+
+    def sampled(self, progress: float) -> int:
+        """Whole tokens sampled by now."""
+        return min(len(self.token_ids), math.floor(progress - self.start + _ROUNDING))
+
+    def spans(self) -> tuple[VersionSpan, ...]:
+        spans: list[VersionSpan] = []
+        for (start, version), (end, _) in zip(
+            self.cuts, [*self.cuts[1:], (len(self.token_ids), -1)], strict=True
+        ):
+            if start == end:
+                continue
+            if spans and spans[-1].version == version:
+                start = spans.pop().start
+            spans.append(VersionSpan(version, start, end))
+        return tuple(spans)
+
+
+class SimEngine:
+    """Keeps the Engine protocol without a model. Sampling starts with the first install."""
+
+    transport: Literal["broadcast", "none"] = "none"
+
+    def __init__(self, settings: SimSettings | None = None) -> None:
+        self._settings = settings or SimSettings()
+        self._version: int | None = None
+        self._standing = True  # nothing is sampled: before the first install, in a pause
+        self._started = False
+        self._progress = 0.0  # tokens
+        self._at = 0.0  # loop time of the progress, seconds
+        self._active: set[_Sample] = set()
+        self._ends: list[tuple[float, int, _Sample]] = []  # heap by end; may hold cancelled ones
+        self._order = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended_tokens = 0
+        self._busy_s = 0.0
+
+    async def start(self) -> None:
+        """Takes `start_s`."""
+        await asyncio.sleep(self._settings.start_s)
+        self._at = asyncio.get_running_loop().time()
+        self._started = True
+
+    async def generate(
+        self, request_id: str, prompt_ids: tuple[int, ...], n: int, sampling: Sampling, seed: int
+    ) -> tuple[Completion, ...]:
+        """n completions, in order. Temperature and truncation change nothing here."""
+        if not self._started:
+            raise Unavailable(f"the sim engine is not running; request {request_id} is refused")
+        self._advance()
+        samples = [self._admit(sampling, seed, index) for index in range(n)]
+        self._arm()
+        try:
+            return tuple([await sample.done for sample in samples])
+        finally:
+            self._abort(samples)
+
+    async def join(self, invite: EpochInvite) -> None:
+        """Nothing to join: no tensors travel to this engine."""
+
+    async def install(self, manifest: WeightManifest, timeout_s: float) -> InstallReport:
+        """Sets the version after the pause. EpochBroken when the pause outlasts `timeout_s`."""
+        loop = asyncio.get_running_loop()
+        self._advance()
+        self._standing = True
+        self._arm()
+        stood_since = loop.time()
+        await asyncio.sleep(min(self._settings.install_pause_s, timeout_s))
+        if self._settings.install_pause_s > timeout_s:
+            raise EpochBroken(
+                f"version {manifest.version} did not arrive within {timeout_s:g} s; publish again"
+            )
+        self._advance()
+        for sample in self._active:
+            sample.cuts.append((sample.sampled(self._progress), manifest.version))
+        self._version = manifest.version
+        self._standing = False
+        self._arm()
+        digests = "".join(tensor.digest for tensor in manifest.tensors)
+        return InstallReport(
+            version=manifest.version,
+            digest=xxhash.xxh3_128_hexdigest(digests.encode()),
+            pause_s=loop.time() - stood_since,
+        )
+
+    async def leave(self) -> None:
+        """Nothing to leave."""
+
+    @property
+    def version(self) -> int | None:
+        """The installed version; None until the first install."""
+        return self._version
+
+    @property
+    def num_completions_in_flight(self) -> int:
+        """Completions being sampled now."""
+        return len(self._active)
+
+    @property
+    def num_tokens_sampled(self) -> int:
+        """Tokens sampled since the start."""
+        if self._started:
+            self._advance()
+        return self._ended_tokens + sum(s.sampled(self._progress) for s in self._active)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which at least one completion was being sampled."""
+        if self._started:
+            self._advance()
+        return self._busy_s
+
+    async def close(self) -> None:
+        """Ends the engine; open requests fail as unavailable."""
+        if self._started:
+            self._advance()
+        self._started = False
+        if self._timer is not None:
+            self._timer.cancel()
+        for sample in self._active:
+            if not sample.done.done():
+                sample.done.set_exception(Unavailable("the sim engine was closed"))
+
+    def _admit(self, sampling: Sampling, seed: int, index: int) -> _Sample:
+        ids, logprobs, reason, text = _compose(self._settings, sampling, seed, index)
+        sample = _Sample(
+            token_ids=ids,
+            logprobs=logprobs,
+            finish_reason=reason,
+            text=text,
+            start=self._progress,
+            done=asyncio.get_running_loop().create_future(),
+            cuts=[] if self._version is None else [(0, self._version)],
+        )
+        self._active.add(sample)
+        self._order += 1
+        heapq.heappush(self._ends, (sample.end, self._order, sample))
+        return sample
+
+    def _abort(self, samples: list[_Sample]) -> None:
+        """Takes what has not ended out of the engine."""
+        left = [sample for sample in samples if sample in self._active]
+        if not left:
+            return
+        if self._started:
+            self._advance()
+        for sample in left:
+            self._ended_tokens += sample.sampled(self._progress)
+            self._active.discard(sample)
+            sample.done.cancel()
+        self._arm()
+
+    @property
+    def _speed(self) -> float:
+        """Tokens a second of one completion."""
+        rate = self._settings.tokens_per_s
+        return rate / len(self._active) if self._settings.shared else rate
+
+    def _advance(self) -> None:
+        """Brings the progress up to now, ending each completion at its own moment."""
+        now = asyncio.get_running_loop().time()
+        left_s, self._at = now - self._at, now
+        if self._standing:
+            return
+        while self._active:  # those that end at one moment all end in it
+            end, _, sample = self._ends[0]
+            if sample not in self._active:
+                heapq.heappop(self._ends)
+                continue
+            need_s = max(0.0, (end - self._progress) / self._speed)
+            if need_s > left_s + _ROUNDING / self._speed:
+                self._progress += left_s * self._speed
+                self._busy_s += left_s
+                return
+            heapq.heappop(self._ends)
+            self._progress = end
+            self._busy_s += min(need_s, left_s)
+            left_s -= need_s
+            self._end(sample)
+
+    def _end(self, sample: _Sample) -> None:
+        self._active.discard(sample)
+        self._ended_tokens += len(sample.token_ids)
+        if not sample.done.done():
+            sample.done.set_result(
+                Completion(
+                    token_ids=tuple(sample.token_ids),
+                    logprobs=tuple(sample.logprobs),
+                    finish_reason=sample.finish_reason,
+                    spans=sample.spans(),
+                    text=sample.text,
+                )
+            )
+
+    def _arm(self) -> None:
+        """Sets the one timer to the next end."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._ends and self._ends[0][2] not in self._active:
+            heapq.heappop(self._ends)
+        if self._standing or not self._ends or not self._started:
+            return
+        wait_s = max(0.0, (self._ends[0][0] - self._progress) / self._speed)
+        self._timer = asyncio.get_running_loop().call_at(self._at + wait_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._advance()
+        self._arm()
+
+
+def _compose(
+    settings: SimSettings, sampling: Sampling, seed: int, index: int
+) -> tuple[list[int], list[float], FinishReason, str]:
+    """(token ids, log-probs, finish reason, text) of one completion.
+
+    A stop string ends the completion with the token that completes it; the text ends
+    before it, as vLLM has it.
+    """
+    rng = random.Random(f"{settings.seed}:{seed}:{index}")
+    wanted = max(settings.lengths.draw(rng), sampling.min_tokens)
+    length = min(wanted, sampling.max_tokens)
+    ids = [rng.randrange(1, settings.vocab_size) for _ in range(length)]
+    reason: FinishReason = "stop" if wanted <= sampling.max_tokens else "length"
+    text = "".join(ALPHABET[(token - 1) % len(ALPHABET)] for token in ids)
+    if reason == "stop":
+        ids[-1] = EOS_ID
+        text = text[:-1]
+    hits = [(found + len(stop), found) for stop in sampling.stop if (found := text.find(stop)) >= 0]
+    if hits:
+        end, begin = min(hits)
+        ids, text, reason = ids[:end], text[:begin], "stop"
+    return ids, [-3.0 * rng.random() for _ in ids], reason, text
