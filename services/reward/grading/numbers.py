@@ -58,9 +58,9 @@ _SPOILED_AFTER = re.compile(
 )
 _REPEATING = re.compile(r"\s*(?:…|π|\(\d)")
 _SPOILED_BEFORE = re.compile(
-    r"(?:[A-Za-z\\α-ωΑ-Ω_^√±≠]|[\^_√±≠]\s+|(?:[\^_√π}\]]|frac)\s*\{\s*|√\s*[(\[]\s*)$"
+    r"(?:[A-Za-z\\α-ωΑ-Ω_^√±≠]|[\^_√±≠]\s+|(?:[\^_√π}\]]|frac)\s*\{\s*|√\s*[(\[]\s*)\Z"
 )
-_UNARY_GAP = re.compile(r"[=(:{$→]\s*([-+]) $")
+_UNARY_GAP = re.compile(r"[=(:{$→]\s*([-+]) \Z")
 _JUNK = re.compile(r"(?:\s*\^\s*(?:[+-]?\w+)?|\s*\*\*\s*\d+|[:/.]\d[\d:/.]*|[xX][0-9A-Fa-f]+)*")
 
 

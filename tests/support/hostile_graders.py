@@ -1,0 +1,67 @@
+"""A grader that misbehaves as its item asks; loaded into workers by tests only."""
+
+import os
+import signal
+import time
+from typing import Literal
+
+from headway.graders import GraderSpec
+from services.reward.grading.evaluate import BUILDERS
+from services.reward.grading.outcome import Graded
+
+
+class Hostile(GraderSpec):
+    """Does what `item.do` says; appends the completion to `log` each time it is asked."""
+
+    type: Literal["hostile"] = "hostile"
+    log: str = ""
+
+
+VALUES = {"nan": float("nan"), "none": None, "list": [1.0], "huge": 1e308 * 10}
+
+
+def _grade(spec, sample):
+    if spec["log"]:
+        with open(spec["log"], "a") as log:
+            log.write(sample.completion + "\n")
+    if sample.item.get("do") == "give":
+        return Graded(VALUES[sample.item["value"]])
+    if "do" in sample.item:
+        DEEDS[sample.item["do"]](sample.item)
+    return Graded(1.0)
+
+
+def _raise(error):
+    raise error
+
+
+def _hog(_):
+    hoard = []
+    while True:
+        hoard.append(bytearray(64 << 20))
+
+
+def _killed_once(item):
+    """Is killed as if from outside, in the middle of its first trial."""
+    if not os.path.exists(item["marker"]):
+        with open(item["marker"], "w") as file:
+            file.write(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _wait_for(item):
+    while not os.path.exists(item["file"]):
+        time.sleep(0.005)
+
+
+DEEDS = {
+    "hang": lambda _: time.sleep(3600),
+    "exit": lambda _: os._exit(0),
+    "raise": lambda _: _raise(ValueError("no mood for it")),
+    "system_exit": lambda _: _raise(SystemExit(3)),
+    "hog": _hog,
+    "print": lambda _: print("x" * (1 << 20), flush=True),
+    "killed_once": _killed_once,
+    "wait_for": _wait_for,
+}
+BUILDERS["hostile"] = lambda spec: lambda sample: _grade(spec, sample)
