@@ -120,7 +120,6 @@ def _check(after: str, limit: int) -> None:
 
 def _row(entry: Any) -> Row:
     entry_id = entry[0].decode()
-    fields = entry[1]
     row: Row = {"id": entry_id, "time": int(entry_id.partition("-")[0]) / 1000}
-    row.update(json.loads(fields[fields.index(b"json") + 1]))
+    row.update(json.loads(entry[1][b"json"]))  # the client turns stream entries into dicts
     return row
