@@ -227,6 +227,7 @@ def planned_files(
             f"{kept} of {written} kept",
             one * kept if one is not None else None,
         ),
+        PlannedFile(run / "learner.log", "what the training processes said", None),
         PlannedFile(run / "report.html", "curves", _REPORT_BYTES),
     ]
     if job.trainer.export:

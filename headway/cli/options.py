@@ -116,8 +116,8 @@ def api_url(given: str | None) -> str:
 
 
 def connect(given: str | None) -> HeadwayClient:
-    """A client of the coordinator; its token comes from env HEADWAY_TOKEN."""
-    return HeadwayClient(api_url(given), token=os.environ.get("HEADWAY_TOKEN"))
+    """A client of the coordinator at `given`, or of the fleet on this machine."""
+    return HeadwayClient(api_url(given))
 
 
 def is_local(url: str) -> bool:
