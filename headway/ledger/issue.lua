@@ -6,7 +6,7 @@ if first > total then
 end
 local outstanding = redis.call('ZCARD', ISSUED) + redis.call('ZCARD', LEASES) + redis.call('ZCARD', ARRIVED)
 local room = closed() and 0 or math.max(0, setting('max_outstanding_groups') - outstanding)
-local last = math.min(first + #ARGV - 2, total + room) - 1
+local last = math.min(first + #ARGV - 1, total + room) - 1
 for id = total, last do
   redis.call('HSET', TICKETS, id, ARGV[id - first + 2])
   redis.call('ZADD', ISSUED, id, id)

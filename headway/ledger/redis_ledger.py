@@ -86,8 +86,7 @@ class RedisLedger:
     async def renew(self, node_id: str, leases: Sequence[Lease]) -> tuple[Lease, ...]:
         """Extends leases; returns those still held. See `Ledger.renew`."""
         pairs = [part for lease in leases for part in (lease.ticket.ticket_id, lease.token)]
-        kept = set(await self._run("renew", *pairs))
-        return tuple(lease for lease in leases if lease.ticket.ticket_id in kept)
+        return tuple(leases[position] for position in await self._run("renew", *pairs))
 
     async def release(self, lease: Lease) -> bool:
         """Hands a ticket back. See `Ledger.release`."""
