@@ -100,6 +100,14 @@ class LedgerViolation(HeadwayError):
     grpc_status = "FAILED_PRECONDITION"
 
 
+class NoCheckpoint(HeadwayError):
+    """A job has trained steps that no checkpoint covers and that cannot be retraced."""
+
+    kind = "no_checkpoint"
+    http_status = 409
+    grpc_status = "FAILED_PRECONDITION"
+
+
 class TrainingDiverged(HeadwayError):
     """Loss or gradient stayed non-finite."""
 

@@ -31,7 +31,8 @@ class What(enum.IntEnum):
     WEIGHTS = 2  # gather the weights for a publish
     SAVE = 3
     EXPORT = 4
-    STOP = 5
+    LOAD = 5
+    STOP = 6
 
 
 @dataclass(frozen=True, slots=True)

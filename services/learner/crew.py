@@ -1,0 +1,186 @@
+"""The calls that all ranks of a job make together, and the one thread they run in.
+
+Rank 0 gives orders (`Crew`), the others follow (`follow`). All torch work of a
+process happens in one thread, so that collectives meet in the same order on
+every rank and the event loop stays free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from headway.codec import unpack_group
+from headway.errors import TrainingDiverged
+from headway.ledger.api import Ledger
+from headway.messages import Group
+from services.learner import collective
+from services.learner.checkpoint import Checkpointer
+from services.learner.collective import Order, What
+from services.learner.metrics import Busy
+from services.learner.patience import patiently
+from services.learner.run_folder import RunFolder
+
+T = TypeVar("T")
+State = dict[str, Any]
+
+
+class Trainer(Protocol):
+    """One rank's share of the model and its optimiser; knows tensors, not queues."""
+
+    def train_step(
+        self, step: int, groups: Sequence[Group], late: frozenset[int]
+    ) -> dict[str, float]:
+        """One step on this rank's groups; `nonfinite` is 1.0 when it was skipped."""
+
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
+        """Copies of all weights in the rollout dtype, by Hugging Face name; a collective."""
+
+    def state(self) -> State:
+        """Model, optimiser and schedule as tensors to save, or to load into."""
+
+    def load_state(self, state: State) -> None:
+        """Takes over what was loaded into `state()`."""
+
+    def export(self, path: Path) -> None:
+        """Writes a Hugging Face folder; a collective."""
+
+
+Share = Callable[[Sequence[int], int], list[int]]  # (a batch's ids, rank) -> that rank's ids
+
+
+class Crew:
+    """Rank 0's hold on all ranks. Each call returns when rank 0's part is done."""
+
+    def __init__(
+        self, trainer: Trainer, share: Share, checkpointer: Checkpointer, world: int
+    ) -> None:
+        self._trainer = trainer
+        self._share = share
+        self._checkpointer = checkpointer
+        self._world = world
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch")
+        self.busy = Busy()
+
+    async def train(
+        self, step: int, groups: Mapping[int, Group], late: frozenset[int]
+    ) -> dict[str, float]:
+        """One optimiser step on the batch, ids in order."""
+        ids = tuple(groups)
+        mine = [groups[ticket_id] for ticket_id in self._share(ids, 0)]
+        order = Order(What.TRAIN, step, ids, late)
+        return await self._run(order, lambda: self._trainer.train_step(step, mine, late))
+
+    async def weights(self, version: int) -> dict[str, Tensor]:
+        """A staging copy of the weights. TrainingDiverged when one is not finite."""
+        return await self._run(
+            Order(What.WEIGHTS, version), lambda: checked_finite(self._trainer.weights(), version)
+        )
+
+    async def save(self, step: int) -> Future[Any]:
+        """Copies the state and begins to write it; the future ends when it is written."""
+        return await self._run(
+            Order(What.SAVE, step), lambda: begin_save(self._trainer, self._checkpointer, step)
+        )
+
+    async def load(self, path: Path, step: int) -> None:
+        """Every rank loads the checkpoint of `step`."""
+        await self._run(
+            Order(What.LOAD, step), lambda: load(self._trainer, self._checkpointer, path)
+        )
+
+    async def export(self, path: Path) -> None:
+        """Writes the Hugging Face folder."""
+        await self._run(Order(What.EXPORT), lambda: self._trainer.export(path))
+
+    async def idle(self) -> None:
+        """Keeps the other ranks' wait alive."""
+        if self._world > 1:
+            await self._run(Order(What.IDLE), lambda: None)
+
+    async def dismiss(self) -> None:
+        """Ends the other ranks."""
+        await self._run(Order(What.STOP), lambda: None)
+        self._thread.shutdown(wait=False)
+
+    async def _run(self, order: Order, call: Callable[[], T]) -> T:
+        def work() -> T:
+            began = time.monotonic()
+            try:
+                collective.send(order, self._world)
+                return call()
+            finally:
+                self.busy.seconds += time.monotonic() - began
+
+        # Shielded: a collective that has begun is finished even when nobody waits any more.
+        loop = asyncio.get_running_loop()
+        return await asyncio.shield(loop.run_in_executor(self._thread, work))
+
+
+def follow(
+    trainer: Trainer,
+    share: Share,
+    checkpointer: Checkpointer,
+    ledger: Ledger,
+    folder: RunFolder,
+    rank: int,
+    runner: asyncio.Runner,
+) -> None:
+    """Ranks above 0: does what rank 0 orders until it says stop.
+
+    Fetches this rank's own payloads.
+    """
+    written: Future[Any] | None = None
+    while True:
+        order = collective.receive()
+        match order.what:
+            case What.TRAIN:
+                mine = share(order.ids, rank)
+                payloads = runner.run(patiently(lambda ids=mine: ledger.payloads(ids)))  # type: ignore[misc]
+                trainer.train_step(order.step, [unpack_group(p) for p in payloads], order.late)
+            case What.WEIGHTS:
+                for _ in trainer.weights():
+                    pass
+            case What.SAVE:
+                if written is not None:
+                    written.result()
+                written = begin_save(trainer, checkpointer, order.step)
+            case What.LOAD:
+                load(trainer, checkpointer, folder.checkpoints / f"step-{order.step}")
+            case What.EXPORT:
+                trainer.export(folder.draft_model)
+            case What.STOP:
+                if written is not None:
+                    written.result()
+                return
+
+
+def begin_save(trainer: Trainer, checkpointer: Checkpointer, step: int) -> Future[Any]:
+    """Copies a rank's state and starts writing it."""
+    return checkpointer.begin(step, {"trainer": trainer.state(), "rng": torch.get_rng_state()})
+
+
+def load(trainer: Trainer, checkpointer: Checkpointer, path: Path) -> None:
+    """Loads a rank's state, and the random state, from a checkpoint."""
+    state: State = {"trainer": trainer.state(), "rng": torch.get_rng_state()}
+    checkpointer.load(path, state)
+    trainer.load_state(state["trainer"])
+    torch.set_rng_state(state["rng"])
+
+
+def checked_finite(weights: Iterable[tuple[str, Tensor]], version: int) -> dict[str, Tensor]:
+    """The weights, or TrainingDiverged naming the first that holds a NaN or an infinity."""
+    staged = dict(weights)
+    for name, tensor in staged.items():
+        if not torch.isfinite(tensor.sum(dtype=torch.float64)):
+            raise TrainingDiverged(
+                f"weights of version {version} are not finite ({name}): lower actor.optim.lr"
+            )
+    return staged

@@ -1,0 +1,241 @@
+"""Rank 0 of a job from start to end, and the other ranks' much shorter life."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Awaitable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from transformers import AutoTokenizer
+
+from headway.data import PromptStream, Source, open_source
+from headway.errors import HeadwayError
+from headway.jobspec import JobSpec
+from headway.journal import Journal
+from headway.ledger.redis_ledger import RedisLedger
+from headway.models import model_digest, resolve_model
+from headway.redis_client import connect
+from headway.report import write_report
+from headway.telemetry import get_logger
+from headway.weights.publisher import Publisher
+from services.learner import environment
+from services.learner.checkpoint import Checkpointer
+from services.learner.collective import COLLECTIVE_TIMEOUT
+from services.learner.crew import Crew, Share, Trainer, follow
+from services.learner.events import Events
+from services.learner.feeder import Feeder
+from services.learner.loop import Cancelled, Loop, Parts, ledger_config
+from services.learner.patience import patiently
+from services.learner.resume import find_start
+from services.learner.run_folder import RunFolder
+from services.learner.saver import Saver
+from services.learner.status import Reporter
+from services.learner.train import CANCELLED, FAILED, RETRY, SUCCEEDED, RankSettings
+
+log = get_logger(__name__)
+T = TypeVar("T")
+
+
+def lead(settings: RankSettings, spec: JobSpec, reporter: Reporter) -> int:
+    """Rank 0: runs the whole job; returns the exit code."""
+    return asyncio.run(Lead(settings, spec, reporter).run())
+
+
+def follow_rank(settings: RankSettings, spec: JobSpec) -> int:
+    """Ranks above 0: load the model and follow rank 0's orders."""
+    seat(spec, settings)
+    trainer, share = build_trainer(spec, settings, resolve_model(spec.model.path))
+    folder = RunFolder(settings.run_dir)
+    with asyncio.Runner() as runner:
+        redis = runner.run(_connected(settings.redis_url))
+        ledger = RedisLedger(redis, settings.job_id)
+        follow(trainer, share, checkpointer(spec, folder), ledger, folder, settings.rank, runner)
+        runner.run(redis.aclose())
+    return SUCCEEDED
+
+
+class Lead:
+    """Rank 0's resources, and how it ends."""
+
+    def __init__(self, settings: RankSettings, spec: JobSpec, reporter: Reporter) -> None:
+        self._settings = settings
+        self._spec = spec
+        self._reporter = reporter
+        self._folder = RunFolder(settings.run_dir)
+        self._redis = connect(settings.redis_url)
+        self._ledger = RedisLedger(self._redis, settings.job_id)
+        self._events = Events(Journal(self._redis, settings.job_id))
+        self._publisher: Publisher | None = None
+
+    async def run(self) -> int:
+        """The job from start to end. Every way out leaves a readable run folder."""
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+        self._folder.create(self._spec)
+        writer = asyncio.create_task(self._events.run(), name="events")
+        code = FAILED
+        try:
+            await self._job(stopping)
+            code, ending = SUCCEEDED, {"phase": "succeeded", "detail": ""}
+        except Cancelled:
+            code, ending = CANCELLED, {"phase": "cancelled", "detail": "cancelled"}
+        except HeadwayError as error:
+            log.error("%s", error, extra={"kind": error.kind})
+            code = RETRY if error.retryable else FAILED
+            ending = {"phase": "failed", "detail": str(error), "error_kind": error.kind}
+        except Exception as error:
+            log.exception("training failed")
+            detail = f"{type(error).__name__}: {error}"
+            ending = {"phase": "failed", "detail": detail, "error_kind": HeadwayError.kind}
+        await self._wind_up(code)
+        writer.cancel()
+        await self._redis.aclose()
+        self._reporter.update(**ending, retryable=code == RETRY)
+        return code
+
+    async def _job(self, stopping: asyncio.Event) -> None:
+        # The data is checked before torch has anything to do: bad input fails in a second.
+        source = open_source(self._spec.data)
+        parts, loop = await or_stop(self._prepare(source), stopping)
+        await loop.run(stopping)
+        await patiently(self._ledger.close)  # nodes stop sampling; the cores are ours
+        if self._spec.trainer.export:
+            await or_stop(self._export(parts.crew), stopping)
+        await parts.crew.dismiss()
+
+    async def _prepare(self, source: Source) -> tuple[Parts, Loop]:
+        spec, settings, folder = self._spec, self._settings, self._folder
+        await patiently(lambda: self._ledger.open(ledger_config(spec)))
+        model = await asyncio.to_thread(resolve_model, spec.model.path)
+        sha256 = await asyncio.to_thread(model_digest, model)
+        folder.write_environment(
+            environment.describe(
+                spec,
+                model=model,
+                model_sha256=sha256,
+                source=source,
+                rank_cores=len(os.sched_getaffinity(0)),
+            )
+        )
+        tokenizer = await asyncio.to_thread(AutoTokenizer.from_pretrained, model)
+        stream = PromptStream(source, spec, tokenizer)
+        await asyncio.to_thread(seat, spec, settings)
+        trainer, share = await asyncio.to_thread(build_trainer, spec, settings, model)
+        saves = checkpointer(spec, folder)
+        crew = Crew(trainer, share, saves, settings.world)
+        start = await find_start(spec, self._ledger, crew, stream, folder, self._events)
+        self._publisher = self._new_publisher()
+        parts = Parts(
+            spec=spec,
+            ledger=self._ledger,
+            crew=crew,
+            feeder=Feeder(self._ledger, stream, spec.data.train_batch_size),
+            publisher=self._publisher,
+            saver=Saver(spec, crew, saves, self._ledger, self._events, start.saved),
+            folder=folder,
+            events=self._events,
+            reporter=self._reporter,
+        )
+        self._reporter.update(step=start.step)
+        return parts, Loop(parts, start.step, start.committed, start.nonfinite)
+
+    def _new_publisher(self) -> Publisher:
+        async def on_event(kind: str, message: str, **fields: Any) -> None:
+            self._events.add(kind, message, **fields)
+
+        return Publisher(
+            self._settings.job_id,
+            lambda: patiently(self._ledger.members),
+            on_event,
+            backend="nccl" if torch.cuda.is_available() else "gloo",
+            device=device_of(0),
+            host=self._settings.host,
+            timeout_s=self._spec.rollout.update_timeout_s,
+        )
+
+    async def _export(self, crew: Crew) -> None:
+        draft = self._folder.draft_model
+        await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
+        await crew.export(draft)
+        await asyncio.to_thread(shutil.rmtree, self._folder.model, ignore_errors=True)
+        draft.rename(self._folder.model)
+
+    async def _wind_up(self, code: int) -> None:
+        """Ends what is shared with others; each part is tried whatever befell the rest."""
+        if code != RETRY:
+            await _tried("closing the ledger", self._ledger.close())
+        if self._publisher is not None:
+            await _tried("closing the weight group", self._publisher.close())
+        await _tried("writing the journal", self._events.flush())
+        await _tried("writing the report", asyncio.to_thread(write_report, self._folder.path))
+
+
+async def or_stop(work: Coroutine[Any, Any, T], stopping: asyncio.Event) -> T:
+    """The work's result, or Cancelled as soon as the job is asked to stop."""
+    task = asyncio.create_task(work)
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if task.done():
+        return task.result()
+    task.cancel()
+    await asyncio.wait({task}, timeout=1.0)
+    raise Cancelled
+
+
+def build_trainer(spec: JobSpec, settings: RankSettings, model: Path) -> tuple[Trainer, Share]:
+    """This rank's trainer, and the rule by which a batch is shared out."""
+    from services.learner.trainer import FsdpTrainer, share
+
+    device = torch.device(device_of(settings.rank))
+    trainer = FsdpTrainer(model, spec, settings.rank, settings.world, device)
+
+    def shared(ids: Sequence[int], rank: int) -> list[int]:
+        return share(ids, rank, settings.world, spec.mini_batch_size)
+
+    return trainer, shared
+
+
+def device_of(rank: int) -> str:
+    """The device a rank trains on."""
+    return f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+
+
+def seat(spec: JobSpec, settings: RankSettings) -> None:
+    """Makes this process a rank of the job's process group; returns when all have come."""
+    torch.manual_seed(spec.seed)
+    if settings.world == 1:
+        return
+    gpu = torch.cuda.is_available()
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if gpu else "gloo",
+        init_method=f"tcp://127.0.0.1:{settings.store_port}",
+        rank=settings.rank,
+        world_size=settings.world,
+        timeout=COLLECTIVE_TIMEOUT,
+    )
+
+
+def checkpointer(spec: JobSpec, folder: RunFolder) -> Checkpointer:
+    """The checkpoints of a job; a collective when there are several ranks."""
+    group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+    return Checkpointer(folder.checkpoints, keep=spec.trainer.max_ckpt_to_keep, group=group)
+
+
+async def _connected(url: str) -> Any:
+    return connect(url)
+
+
+async def _tried(what: str, work: Awaitable[Any]) -> None:
+    try:
+        await asyncio.wait_for(work, timeout=5.0)
+    except Exception as error:
+        log.warning("%s failed: %s: %s", what, type(error).__name__, error)

@@ -1,0 +1,318 @@
+"""The job's one finite clock: take → train → commit → stage → publish → checkpoint.
+
+Consumes delivered groups, produces weight versions. Waits for a step's groups and,
+before staging, for the publish before; is unblocked by deliveries. A publish runs
+beside the next step. Every other task lives as long as the loop does: its end is an
+error.
+
+Step s (from 0) starts at version s and makes version s + 1. After a restart the
+steps between the checkpoint and the ledger are retraced with the same groups, and
+nothing is published until the ledger's step is reached again: nodes may hold that
+version, and a version never goes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from headway.codec import unpack_group
+from headway.errors import TrainingDiverged
+from headway.jobspec import JobSpec
+from headway.ledger.api import Ledger, LedgerConfig, TakeResult
+from headway.messages import Group
+from headway.telemetry import get_logger
+from services.learner.collective import IDLE_EVERY_S
+from services.learner.crew import Crew
+from services.learner.events import Events
+from services.learner.feeder import Feeder
+from services.learner.metrics import count_tokens, group_metrics, lag_metrics, ledger_metrics
+from services.learner.patience import patiently
+from services.learner.run_folder import RunFolder
+from services.learner.saver import Saver
+from services.learner.status import Reporter
+from services.learner.watch import RewardWatch, RolloutMeter
+
+log = get_logger(__name__)
+_SAY_AFTER_S = 10.0  # a wait this long is an event
+_SAY_EVERY_S = 60.0
+_ADMIT_EVERY_S = 0.5  # how often joiners are looked for
+_POLL_S = 0.01
+_MAX_POLL_S = 0.1
+_CANCEL_PATIENCE_S = 2.0
+
+
+class Publishes(Protocol):
+    """Sends versions to the rollout nodes (`headway.weights.publisher.Publisher`)."""
+
+    async def publish(self, version: int, tensors: Mapping[str, Tensor]) -> Any:
+        """Returns when every live member has installed the version."""
+
+    async def admit(self) -> Any:
+        """Lets in nodes that joined, at the newest version."""
+
+    async def close(self) -> None:
+        """Ends the weight group."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a loop works with."""
+
+    spec: JobSpec
+    ledger: Ledger
+    crew: Crew
+    feeder: Feeder
+    publisher: Publishes
+    saver: Saver
+    folder: RunFolder
+    events: Events
+    reporter: Reporter
+
+
+class Cancelled(Exception):
+    """The job was asked to stop."""
+
+
+def ledger_config(spec: JobSpec) -> LedgerConfig:
+    """A job's ledger settings."""
+    return LedgerConfig(
+        batch_groups=spec.data.train_batch_size,
+        max_policy_lag=spec.algorithm.max_policy_lag,
+        on_late=spec.algorithm.on_late,
+        lease_s=spec.rollout.lease_s,
+    )
+
+
+class Loop:
+    """Trains one job from step `start` to its end."""
+
+    def __init__(self, parts: Parts, start: int, published: int, nonfinite: int = 0) -> None:
+        """`published`: versions below it may have been sent before and are not sent again."""
+        self._p = parts
+        self._start = start
+        self._published = published
+        self._nonfinite = nonfinite  # skipped steps in a row
+        self._publishing: asyncio.Task[None] | None = None
+        self._publish_s = 0.0
+        self._meter = RolloutMeter(parts.ledger)
+        self._row_at = 0.0
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Returns when all steps are done. Cancelled after `stopping`; else what went wrong."""
+        spec = self._p.spec
+        watch = RewardWatch(spec.data.train_batch_size, fail_at_once=spec.reward.on_error == "fail")
+        steps = asyncio.create_task(self._steps(stopping), name="steps")
+        stop = asyncio.create_task(stopping.wait(), name="stop")
+        helpers = [
+            _task(self._p.feeder.run(), "feeder"),
+            _task(self._admit(), "admit"),
+            _task(watch.run(self._p.ledger, self._p.events), "reward watch"),
+        ]
+        try:
+            await asyncio.wait({steps, stop, *helpers}, return_when=asyncio.FIRST_COMPLETED)
+            if stop.done() and not steps.done():
+                await asyncio.wait({steps}, timeout=_CANCEL_PATIENCE_S)
+            for task in (*helpers, steps):
+                if task.done():
+                    with contextlib.suppress(Cancelled):
+                        task.result()  # raises what it failed with
+            if not steps.done() and not stopping.is_set():
+                ended = next(task.get_name() for task in helpers if task.done())
+                raise RuntimeError(f"the task {ended} ended before the steps did")
+            if stopping.is_set():
+                if steps.done():
+                    await self._save_if_cheap()
+                raise Cancelled
+        finally:
+            await _end([steps, stop, *helpers, *filter(None, [self._publishing])])
+            await self._meter.close()
+
+    async def _steps(self, stopping: asyncio.Event) -> None:
+        clock = time.monotonic
+        self._row_at = clock()
+        self._p.crew.busy.start(self._row_at)
+        if self._start >= self._published:
+            await self._send(self._start)
+        for step in range(self._start, self._p.spec.trainer.total_training_steps):
+            if stopping.is_set():
+                return
+            began = clock()
+            took, groups = await self._take(step, stopping)
+            self._p.reporter.update(phase="running", step=step, detail="")
+            at_take = clock()
+            metrics = await self._train(step, groups, took)
+            at_train = clock()
+            await patiently(lambda s=step, t=took: self._p.ledger.commit(s, t.ticket_ids or ()))  # type: ignore[misc]
+            self._p.reporter.update(step=step + 1)
+            if step + 1 >= self._published:
+                await self._send(step + 1)
+            at_stage = clock()
+            timing = {
+                "timing_s/take": at_take - began,
+                "timing_s/train": at_train - at_take,
+                "timing_s/stage": at_stage - at_train,
+                "timing_s/publish": self._publish_s,
+            }
+            await self._record(step, groups, took, {**metrics, **timing})
+            await self._p.saver.after_step(step + 1, self._p.feeder.cursor, self._nonfinite)
+        if self._publishing is not None:
+            await self._publishing
+
+    async def _save_if_cheap(self) -> None:
+        """A cancelled job's last state, unless that would keep the user waiting."""
+        step = self._p.reporter.status.step or 0
+        if self._p.saver.is_cheap(step):
+            await self._p.saver.save(step, self._p.feeder.cursor, self._nonfinite)
+            await self._p.saver.wait()
+
+    async def _take(
+        self, step: int, stopping: asyncio.Event
+    ) -> tuple[TakeResult, dict[int, Group]]:
+        """The step's batch in order; says whom it waits for when that takes long."""
+        clock = time.monotonic
+        began = kept_alive = clock()
+        say_at = began + _SAY_AFTER_S
+        poll_s = _POLL_S
+        while True:
+            took = await patiently(lambda: self._p.ledger.take(step))
+            if took.ticket_ids is not None:
+                break
+            if stopping.is_set():
+                raise Cancelled
+            if clock() >= say_at:
+                self._say_waiting(step, took, clock() - began)
+                say_at = clock() + _SAY_EVERY_S
+            if clock() - kept_alive > IDLE_EVERY_S:
+                await self._p.crew.idle()
+                kept_alive = clock()
+            if self._publishing is not None and self._publishing.done():
+                self._publishing.result()  # a publish that failed ends the wait
+            await asyncio.sleep(poll_s)
+            poll_s = min(1.5 * poll_s, _MAX_POLL_S)
+        ids = took.ticket_ids
+        payloads = await patiently(lambda: self._p.ledger.payloads(ids))
+        return took, {k: unpack_group(data) for k, data in zip(ids, payloads, strict=True)}
+
+    async def _train(
+        self, step: int, groups: Mapping[int, Group], took: TakeResult
+    ) -> dict[str, float]:
+        """One optimiser step. A skipped one still makes a version: the same weights again."""
+        metrics = await self._p.crew.train(step, groups, took.late)
+        skipped = bool(metrics.get("training/nonfinite", 0.0))
+        self._nonfinite = self._nonfinite + 1 if skipped else 0
+        if skipped:
+            limit = self._p.spec.actor.max_nonfinite_steps
+            self._p.events.add(
+                "step_skipped",
+                f"step {step + 1}: loss or gradient is not finite; weights unchanged"
+                f" ({self._nonfinite} in a row, {limit} end the job)",
+                step=step + 1,
+            )
+            if self._nonfinite >= limit:
+                raise TrainingDiverged(
+                    f"loss or gradient was not finite in {limit} steps in a row, last in step"
+                    f" {step + 1}: lower actor.optim.lr, or look at rewards and log-probs"
+                )
+        return metrics
+
+    async def _send(self, version: int) -> None:
+        """Stages a version and starts its broadcast; the one before must be through."""
+        p = self._p
+        if version >= p.spec.trainer.total_training_steps:
+            return  # nothing will be sampled by the last version
+        if self._publishing is None:
+            await self._wait_for_members()
+        else:
+            await self._publishing
+        staged = await p.crew.weights(version)
+        self._publishing = asyncio.create_task(self._publish(version, staged), name="publish")
+
+    async def _publish(self, version: int, staged: Mapping[str, Tensor]) -> None:
+        began = time.monotonic()
+        await self._p.publisher.publish(version, staged)
+        self._publish_s = time.monotonic() - began
+
+    async def _wait_for_members(self) -> None:
+        wanted = self._p.spec.rollout.min_nodes
+        began = time.monotonic()
+        said = False
+        while True:
+            here = len(await patiently(self._p.ledger.members))
+            if here >= wanted:
+                return
+            self._p.reporter.update(detail=f"waiting for rollout nodes: {here} of {wanted} here")
+            if not said and time.monotonic() - began > 1.0:
+                self._p.events.add(
+                    "waiting", f"{here} of {wanted} rollout nodes are here", nodes=here
+                )
+                said = True
+            await asyncio.sleep(_MAX_POLL_S)
+
+    async def _admit(self) -> None:
+        """Lets joiners in, for ever, once there is a version to give them."""
+        while True:
+            await asyncio.sleep(_ADMIT_EVERY_S)
+            if self._publishing is not None:
+                await self._p.publisher.admit()
+
+    async def _record(
+        self, step: int, groups: Mapping[int, Group], took: TakeResult, extra: Mapping[str, float]
+    ) -> None:
+        """Writes the step's row and samples. Steps count from 1 for readers."""
+        p = self._p
+        batch = list(groups.values())
+        now = time.monotonic()
+        wall = now - self._row_at
+        self._row_at = now
+        counts = await patiently(p.ledger.counts)
+        row: dict[str, Any] = {
+            "step": step + 1,
+            "version": step,
+            "time": time.time(),
+            **group_metrics(batch),
+            **lag_metrics(step, batch),
+            **extra,
+            **ledger_metrics(counts),
+            **await self._meter.read(),
+            "pool/learner_busy": p.crew.busy.fraction(now),
+            "perf/throughput": count_tokens(batch) / wall,
+            "perf/time_per_step": wall,
+            "timing_s/step": wall,
+            "rollout/queue_s_mean": _mean(list(took.queue_s.values())),
+            "training/late_groups": float(len(took.late)),
+            "training/replayed": float(took.replayed),
+        }
+        p.folder.append_samples(step + 1, batch)
+        p.folder.append_metrics(row)
+        p.events.metrics(step + 1, row)
+
+    def _say_waiting(self, step: int, took: TakeResult, waited_s: float) -> None:
+        holders = ", ".join(
+            f"ticket {h.ticket_id} on {h.node_id} since {h.held_s:.0f} s" for h in took.waiting_for
+        )
+        batch = self._p.spec.data.train_batch_size
+        text = f"step {step + 1} waits since {waited_s:.0f} s: {took.num_ready} of {batch} groups"
+        text += f" are here; held up by {holders}" if holders else " are here"
+        self._p.reporter.update(detail=text)
+        self._p.events.add("waiting", text, step=step + 1)
+
+
+def _task(coro: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    return asyncio.create_task(coro, name=name)
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,91 @@
+"""When checkpoints are made, and what happens once one is durable.
+
+A checkpoint is written beside the next steps; the next one waits for it. When it
+is durable the ledger frees what it covers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from headway.data.stream import Cursor
+from headway.jobspec import JobSpec
+from headway.ledger.api import Ledger
+from services.learner.checkpoint import Checkpointer, Manifest
+from services.learner.crew import Crew
+from services.learner.events import Events
+from services.learner.patience import patiently
+
+CHEAP_S = 2.0  # a cancelled job is saved once more if that takes no longer
+
+
+class Saver:
+    """Makes the checkpoints of one job; rank 0's part."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        crew: Crew,
+        checkpointer: Checkpointer,
+        ledger: Ledger,
+        events: Events,
+        saved: int,
+    ) -> None:
+        """`saved`: the step of the newest checkpoint, or -1."""
+        self._spec = spec
+        self._crew = crew
+        self._checkpointer = checkpointer
+        self._ledger = ledger
+        self._events = events
+        self._task: asyncio.Task[None] | None = None
+        self._saved = saved
+        self._took_s: float | None = None
+
+    async def after_step(self, step: int, cursor: Cursor, nonfinite: int) -> None:
+        """Begins a checkpoint if one is due after `step` steps."""
+        if self._task is not None and self._task.done():
+            self._task.result()
+        every = self._spec.trainer.save_freq
+        last = step == self._spec.trainer.total_training_steps
+        if last or (every and step % every == 0):
+            await self.save(step, cursor, nonfinite)
+        if last:
+            await self.wait()
+
+    async def save(self, step: int, cursor: Cursor, nonfinite: int) -> None:
+        """Copies the state of `step` and writes it in the background."""
+        await self.wait()
+        began = time.monotonic()
+        written = await self._crew.save(step)
+        manifest = Manifest(
+            step=step,
+            job_digest=self._spec.digest(),
+            world_size=self._spec.actor.num_ranks,
+            cursor=cursor,
+            num_nonfinite=nonfinite,
+        )
+
+        async def finish() -> None:
+            path = await self._checkpointer.finish(written, manifest)
+            self._took_s = time.monotonic() - began
+            self._saved = step
+            freed = await patiently(lambda: self._ledger.trim(step))
+            self._events.add(
+                "checkpoint_saved",
+                f"checkpoint of step {step} in {self._took_s:.1f} s",
+                step=step,
+                path=str(path),
+                groups_freed=freed,
+            )
+
+        self._task = asyncio.create_task(finish(), name=f"checkpoint {step}")
+
+    async def wait(self) -> None:
+        """Returns when the checkpoint under way is durable; raises what it failed with."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    def is_cheap(self, step: int) -> bool:
+        """Whether a cancelled job may be saved: something new, and saves are quick."""
+        return step > max(self._saved, 0) and self._took_s is not None and self._took_s < CHEAP_S

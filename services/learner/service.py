@@ -1,0 +1,62 @@
+"""The agent's process: its fleet membership, its gRPC and its health endpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+
+import headway
+from headway.fleet.agent import FleetAgent
+from headway.lifecycle import Lifecycle
+from headway.pb import fleet_pb2, learner_pb2_grpc
+from headway.rpc import grpc_server
+from headway.settings import ServiceSettings
+from headway.web import make_app, serve_http
+from services.learner.agent import AgentSettings, LearnerAgent
+from services.learner.rpc import SERVICE_NAME, LearnerServicer
+
+
+async def serve(
+    settings: ServiceSettings, runs_dir: Path, cores: tuple[int, ...], lifecycle: Lifecycle
+) -> None:
+    """Serves until asked to stop; then the ranks are killed, and resume elsewhere."""
+    fleet: FleetAgent | None = None
+
+    def changed() -> None:
+        if fleet is not None:
+            fleet.nudge()
+
+    agent = LearnerAgent(
+        AgentSettings(runs_dir, settings.redis_url, settings.host, cores, settings.log_level),
+        changed,
+    )
+
+    def register(server: grpc.aio.Server) -> Sequence[str]:
+        servicer = LearnerServicer(agent, settings.node_id)
+        learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)
+        return (SERVICE_NAME,)
+
+    app = make_app("learner", lambda: fleet is not None and fleet.connected)
+    async with (
+        grpc_server(settings.host, settings.port, register) as port,
+        serve_http(app, settings.host, settings.http_port) as http_port,
+    ):
+        node = fleet_pb2.Node(
+            node_id=settings.node_id,
+            role=fleet_pb2.ROLE_LEARNER,
+            address=f"{settings.host}:{port}",
+            http_address=f"http://{settings.host}:{http_port}",
+            num_cpus=len(cores) or os.cpu_count() or 0,
+            software_version=headway.__version__,
+            pid=os.getpid(),
+        )
+        fleet = FleetAgent(settings.coordinator, node, agent.reconcile, agent.statuses)
+        lifecycle.spawn(fleet.run(lifecycle), "fleet")
+        try:
+            await lifecycle.wait_stopping()
+        finally:
+            await agent.stop()
+            await fleet.leave()
