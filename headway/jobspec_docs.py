@@ -1,0 +1,113 @@
+"""Writes docs/job-spec.md from the models: `python -m headway.jobspec_docs > docs/job-spec.md`."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from headway.jobspec import JobSpec
+
+_HEAD = """\
+# The job specification
+
+A job is one YAML (or JSON) file. `headway plan JOB.yaml` shows it with every default
+written out; unknown keys are refused with the nearest known one. Any key can be set from the
+command line: `headway run JOB.yaml --set seed=1 --set algorithm.max_policy_lag=0`.
+
+```yaml
+model: {path: some/hugging-face-folder}
+data: {source: reasoning_gym, name: chain_sum}
+reward: {grader: {type: numeric}}
+trainer: {total_training_steps: 30}
+```
+
+Graders are described in [graders.md](graders.md). Names follow verl and TRL where they have one.
+
+This page is made from `headway/jobspec.py` by `python -m headway.jobspec_docs`.
+"""
+
+_RULES = """\
+## Rules between keys
+
+- `actor.ppo_mini_batch_size` divides `data.train_batch_size`; `actor.num_ranks` divides the
+  mini-batch.
+- `rollout.n` is at least 2: group-relative advantages compare completions of one prompt.
+- `data.max_prompt_length` + `rollout.max_tokens` is at most `model.max_model_len`, which is at
+  most what the model was made for.
+- `icepop_low` is below `icepop_high`; `rollout.max_nodes` is not below `rollout.min_nodes`.
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    return "\n".join([_HEAD, *_sections(JobSpec, ""), _RULES])
+
+
+def _sections(model: type[BaseModel], path: str) -> Iterator[str]:
+    rows, below = [], []
+    for name, info in model.model_fields.items():
+        inner = info.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            below.append((inner, f"{path}.{name}" if path else name))
+            continue
+        cells = (f"`{name}`", _type(inner), _default(info), _limits(info), info.description or "")
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    title = f"## `{path}`" if path else "## Top level"
+    text = (model.__doc__ or "").strip().splitlines()[0]
+    table = ["| key | type | default | limits | |", "| --- | --- | --- | --- | --- |", *rows]
+    yield "\n".join([title, "", text, "", *(table if rows else []), ""])
+    for inner, inner_path in below:
+        yield from _sections(inner, inner_path)
+
+
+def _type(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join("null" if a is type(None) else _type(a) for a in arguments)
+    if origin is tuple:
+        kinds = [a for a in arguments if a is not ...]
+        many = "list of " if ... in arguments else f"{len(kinds)} × "
+        return many + _type(kinds[0])
+    if origin is dict:
+        return "mapping"
+    names = {str: "text", int: "integer", float: "number", bool: "true or false"}
+    return names.get(annotation, str(annotation))
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "**required**"
+    value = info.default
+    if value is PydanticUndefined and info.default_factory is not None:
+        value = info.default_factory()  # type: ignore[call-arg]
+    if value in ("", (), {}):
+        return "empty"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return f"`{value}`".lower()
+    if isinstance(value, tuple):
+        return "`[" + ", ".join(str(item) for item in value) + "]`"
+    return f"`{value}`"
+
+
+def _limits(info: FieldInfo) -> str:
+    signs = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"), ("pattern", ""))
+    found = [
+        f"{sign} {getattr(rule, name)}".strip()
+        for rule in info.metadata
+        for name, sign in signs
+        if getattr(rule, name, None) is not None
+    ]
+    return ", ".join(f"`{limit}`" if limit.startswith("^") else limit for limit in found)
+
+
+if __name__ == "__main__":
+    print(render(), end="")
