@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,30 +27,10 @@ from services.learner.collective import Order, What
 from services.learner.metrics import Busy
 from services.learner.patience import patiently
 from services.learner.run_folder import RunFolder
+from services.learner.trainer import Trainer
 
 T = TypeVar("T")
 State = dict[str, Any]
-
-
-class Trainer(Protocol):
-    """One rank's share of the model and its optimiser; knows tensors, not queues."""
-
-    def train_step(
-        self, step: int, groups: Sequence[Group], late: frozenset[int]
-    ) -> dict[str, float]:
-        """One step on this rank's groups; `nonfinite` is 1.0 when it was skipped."""
-
-    def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Copies of all weights in the rollout dtype, by Hugging Face name; a collective."""
-
-    def state(self) -> State:
-        """Model, optimiser and schedule as tensors to save, or to load into."""
-
-    def load_state(self, state: State) -> None:
-        """Takes over what was loaded into `state()`."""
-
-    def export(self, path: Path) -> None:
-        """Writes a Hugging Face folder; a collective."""
 
 
 Share = Callable[[Sequence[int], int], list[int]]  # (a batch's ids, rank) -> that rank's ids
@@ -155,7 +135,7 @@ def follow(
             case What.LOAD:
                 load(trainer, checkpointer, folder.checkpoints / f"step-{order.step}")
             case What.EXPORT:
-                trainer.export(folder.draft_model)
+                trainer.export(folder.model)
             case What.STOP:
                 if written is not None:
                     written.result()

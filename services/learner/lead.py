@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 from collections.abc import Awaitable, Coroutine, Sequence
 from pathlib import Path
@@ -25,9 +24,10 @@ from headway.report import write_report
 from headway.telemetry import get_logger
 from headway.weights.publisher import Publisher
 from services.learner import environment
+from services.learner.batch import share
 from services.learner.checkpoint import Checkpointer
 from services.learner.collective import COLLECTIVE_TIMEOUT
-from services.learner.crew import Crew, Share, Trainer, follow
+from services.learner.crew import Crew, Share, follow
 from services.learner.events import Events
 from services.learner.feeder import Feeder
 from services.learner.loop import Cancelled, Loop, Parts, ledger_config
@@ -37,6 +37,7 @@ from services.learner.run_folder import RunFolder
 from services.learner.saver import Saver
 from services.learner.status import Reporter
 from services.learner.train import CANCELLED, FAILED, RETRY, SUCCEEDED, RankSettings
+from services.learner.trainer import FsdpTrainer, Trainer
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -108,7 +109,7 @@ class Lead:
         await loop.run(stopping)
         await patiently(self._ledger.close)  # nodes stop sampling; the cores are ours
         if self._spec.trainer.export:
-            await or_stop(self._export(parts.crew), stopping)
+            await or_stop(parts.crew.export(self._folder.model), stopping)
         await parts.crew.dismiss()
 
     async def _prepare(self, source: Source) -> tuple[Parts, Loop]:
@@ -161,13 +162,6 @@ class Lead:
             timeout_s=self._spec.rollout.update_timeout_s,
         )
 
-    async def _export(self, crew: Crew) -> None:
-        draft = self._folder.draft_model
-        await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
-        await crew.export(draft)
-        await asyncio.to_thread(shutil.rmtree, self._folder.model, ignore_errors=True)
-        draft.rename(self._folder.model)
-
     async def _wind_up(self, code: int) -> None:
         """Ends what is shared with others; each part is tried whatever befell the rest."""
         if code != RETRY:
@@ -193,8 +187,6 @@ async def or_stop(work: Coroutine[Any, Any, T], stopping: asyncio.Event) -> T:
 
 def build_trainer(spec: JobSpec, settings: RankSettings, model: Path) -> tuple[Trainer, Share]:
     """This rank's trainer, and the rule by which a batch is shared out."""
-    from services.learner.trainer import FsdpTrainer, share
-
     device = torch.device(device_of(settings.rank))
     trainer = FsdpTrainer(model, spec, settings.rank, settings.world, device)
 

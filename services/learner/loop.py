@@ -205,7 +205,7 @@ class Loop:
     ) -> dict[str, float]:
         """One optimiser step. A skipped one still makes a version: the same weights again."""
         metrics = await self._p.crew.train(step, groups, took.late)
-        skipped = bool(metrics.get("training/nonfinite", 0.0))
+        skipped = bool(metrics["actor/skipped"])
         self._nonfinite = self._nonfinite + 1 if skipped else 0
         if skipped:
             limit = self._p.spec.actor.max_nonfinite_steps

@@ -36,7 +36,6 @@ class RunFolder:
         self.samples = path / "samples.jsonl"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
-        self.draft_model = path / ".tmp-model"
         self.log = path / "learner.log"
         self.job = path / "job.yaml"
         self.environment = path / "environment.json"

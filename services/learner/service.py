@@ -11,7 +11,7 @@ import grpc
 import headway
 from headway.fleet.agent import FleetAgent
 from headway.lifecycle import Lifecycle
-from headway.pb import fleet_pb2, learner_pb2_grpc
+from headway.pb import fleet_pb2, learner_pb2_grpc, types_pb2
 from headway.rpc import grpc_server
 from headway.settings import ServiceSettings
 from headway.web import make_app, serve_http
@@ -46,7 +46,7 @@ async def serve(
     ):
         node = fleet_pb2.Node(
             node_id=settings.node_id,
-            role=fleet_pb2.ROLE_LEARNER,
+            role=types_pb2.ROLE_LEARNER,
             address=f"{settings.host}:{port}",
             http_address=f"http://{settings.host}:{http_port}",
             num_cpus=len(cores) or os.cpu_count() or 0,
