@@ -1,0 +1,162 @@
+"""The language-model head with the loss inside, so that [tokens, vocab] is never whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = 64 << 20  # float32 logits held at once
+
+# (log-probs of some completion tokens, which tokens: a slice of the T) -> their summed loss
+LossOf = Callable[[Tensor, slice], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Which tokens the head's positions predict; see `packing.Row`."""
+
+    source_of: Tensor  # [T] position in hidden, ascending
+    tokens: Tensor  # [T] token ids
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOutput:
+    """What the head says about the T completion tokens; no gradient but the loss's."""
+
+    loss: Tensor  # scalar
+    logprobs: Tensor  # [T] float32
+    entropy: Tensor  # [T] float32, of the distribution each token was drawn from
+
+
+def policy_head(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Targets,
+    temperature: float,
+    loss_of: LossOf,
+) -> HeadOutput:
+    """log softmax(hidden Wᵀ / temperature) of the targets, and their loss.
+
+    hidden [S, d], weight [V, d], bias [V] or None. Logits and softmax are float32.
+    `loss_of` is called once a chunk, in order, with log-probs that want a gradient; it
+    must be a sum over tokens. While a chunk's logits exist their gradient goes straight
+    into those of hidden and weight, so nothing is recomputed in the backward pass and at
+    most `CHUNK_BYTES` of logits (times a few) are held.
+    """
+    loss, logprobs, entropy = cast(
+        tuple[Tensor, Tensor, Tensor],
+        _PolicyHead.apply(  # type: ignore[no-untyped-call]
+            hidden, weight, bias, targets, temperature, loss_of, torch.is_grad_enabled()
+        ),
+    )
+    return HeadOutput(loss, logprobs, entropy)
+
+
+def chunk_rows(vocabulary: int) -> int:
+    """Head positions a chunk."""
+    return max(1, CHUNK_BYTES // (4 * vocabulary))
+
+
+class _PolicyHead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Targets,
+        temperature: float,
+        loss_of: LossOf,
+        wanted: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        grads = _Gradients(hidden, weight, bias) if wanted else None
+        rows = chunk_rows(weight.shape[0])
+        bounds = torch.arange(0, hidden.shape[0] + rows, rows).clamp(max=hidden.shape[0])
+        cuts = torch.searchsorted(targets.source_of, bounds.to(hidden.device)).tolist()
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        logprobs, entropy = [], []
+        edges = zip(bounds.tolist(), cuts, strict=True)
+        for (start, first), (end, last) in pairwise(edges):
+            logits = torch.nn.functional.linear(hidden[start:end], weight, bias).float()
+            logits.div_(temperature)
+            source = targets.source_of[first:last] - start
+            target = targets.tokens[first:last]
+            # log-softmax in place: the chunk's logits become log-probabilities
+            logits -= logits.logsumexp(dim=1, keepdim=True)
+            leaf = logits[source, target].requires_grad_(wanted)
+            logprobs.append(leaf.detach())
+            probs = logits.exp()
+            entropy.append(-torch.einsum("sv,sv->s", probs, logits)[source])
+            with torch.enable_grad():
+                part = loss_of(leaf, slice(first, last))
+            loss += part.detach()
+            if grads is not None:
+                (slope,) = torch.autograd.grad(part, leaf)
+                grads.add(
+                    probs, hidden[start:end], weight, start, source, target, slope, temperature
+                )
+        if grads is not None:
+            grads.save(ctx)
+        out = loss, torch.cat(logprobs), torch.cat(entropy)
+        ctx.mark_non_differentiable(out[1], out[2])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Any) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias = ctx.saved_tensors
+        scale = outputs[0]
+        return (
+            hidden * scale if hidden is not None else None,
+            weight * scale if weight is not None else None,
+            bias * scale if bias is not None else None,
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+class _Gradients:
+    """Gradients of one head call, added up chunk by chunk in float32."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        self.dtypes = hidden.dtype, weight.dtype
+        self.hidden = torch.empty_like(hidden)
+        self.weight = torch.zeros_like(weight, dtype=torch.float32)
+        self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+
+    def add(
+        self,
+        probs: Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        start: int,
+        source: Tensor,
+        target: Tensor,
+        slope: Tensor,
+        temperature: float,
+    ) -> None:
+        """d logits = (Σ_t slope_t (onehot(target_t) - p)) / temperature; overwrites probs."""
+        slope = slope / temperature
+        total = torch.zeros(probs.shape[0], device=probs.device).index_add(0, source, slope)
+        dlogits = probs.mul_(-total[:, None])
+        dlogits.index_put_((source, target), slope, accumulate=True)
+        if self.bias is not None:
+            self.bias += dlogits.sum(dim=0)
+        dlogits = dlogits.to(self.dtypes[1])
+        self.hidden[start : start + len(hidden)] = dlogits @ weight
+        if self.weight.dtype == dlogits.dtype:
+            self.weight.addmm_(dlogits.t(), hidden)
+        else:
+            self.weight += dlogits.t() @ hidden
+
+    def save(self, ctx: Any) -> None:
+        """Keeps them for the backward pass, in the dtypes autograd expects."""
+        bias = None if self.bias is None else self.bias.to(self.dtypes[1])
+        ctx.save_for_backward(self.hidden, self.weight.to(self.dtypes[1]), bias)

@@ -1,0 +1,79 @@
+"""Puts a policy on its device: alone in float32, else sharded by FSDP2."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from services.learner.model import Policy
+
+ComputeDtype = Literal["bfloat16", "float32"]
+
+
+def compute_dtype(wanted: ComputeDtype, device: torch.device) -> torch.dtype:
+    """The dtype of matrix products: bfloat16 only where the machine multiplies it.
+
+    Without such instructions a CPU emulates bfloat16 at a tenth of float32's speed and
+    less; there float32, which is only more exact, is used. See docs/adr/0005.
+    """
+    if wanted == "float32":
+        return torch.float32
+    if device.type == "cpu" and not (
+        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    ):
+        return torch.float32
+    return torch.bfloat16
+
+
+def place(policy: Policy, dtype: torch.dtype, world: int, device: torch.device) -> None:
+    """Moves a float32 policy to its device; its parameters stay float32 masters.
+
+    One rank computing in float32 needs nothing more: the parameters are the masters.
+    Otherwise FSDP2 casts them for compute, gathers and scatters, and adds gradients up
+    in float32 across rows and ranks: as sums, so the loss must already be divided.
+    """
+    if world == 1 and dtype == torch.float32:
+        policy.to(device)
+        return
+    if not dist.is_initialized():  # bfloat16 on one rank
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh(device.type, (world,))
+    mixed = MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    # Host memory is plenty: gather once a row, not again for its backward pass.
+    again = device.type != "cpu"
+    layers = set(getattr(policy.lm, "_no_split_modules", None) or ())
+    for module in policy.lm.modules():
+        if type(module).__name__ in layers:
+            fully_shard(module, mesh=mesh, mp_policy=mixed, reshard_after_forward=again)
+    fully_shard(policy, mesh=mesh, mp_policy=mixed, reshard_after_forward=False)
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+
+
+def last_backward(policy: nn.Module, last: bool, device: torch.device) -> None:
+    """Says whether the next backward pass is the update's last.
+
+    On a CPU gradients of rows are added up whole and scattered once an update. On a GPU
+    every row scatters: whole gradients would not fit.
+    """
+    if isinstance(policy, FSDPModule):
+        policy.set_is_last_backward(last)
+        policy.set_requires_gradient_sync(last or device.type != "cpu")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor on every rank (a collective when sharded), detached, not copied."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,269 @@
+"""The trainer: a model, its optimiser, and what the learner's loop asks of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from headway.errors import InvalidSpec
+from headway.jobspec import JobSpec
+from headway.messages import Group
+from headway.rl import metrics
+from headway.rl.lr import learning_rate
+from services.learner.batch import make_batch
+from services.learner.batch import share as share
+from services.learner.export import own_dtype, write_model
+from services.learner.model import Policy, load_policy
+from services.learner.sharding import compute_dtype, place, whole
+from services.learner.step import Share, backward, make_share, recompute, sums_of
+
+Stats = dict[str, float]
+
+
+class Trainer(Protocol):
+    """One rank's share of a model in training. Every method is a collective over the ranks."""
+
+    def train_step(
+        self, step: int, groups: Sequence[Group], late: frozenset[int] = frozenset()
+    ) -> Stats:
+        """Trains on this rank's groups (`batch.share` of the batch, in its order).
+
+        `late` are ticket ids whose too old tokens are masked. The answer is the same on
+        every rank, names as in docs/metrics.md, finite values only. An update whose loss
+        or gradient is not finite leaves weights and optimiser as they were;
+        `actor/skipped` is then 1, otherwise 0.
+        """
+
+    def weights(self) -> list[tuple[str, Tensor]]:
+        """Copies in the rollout dtype on the CPU, by Hugging Face name; rank 0 only, else empty."""
+
+    def state(self) -> dict[str, Any]:
+        """All that a checkpoint must hold, for torch.distributed.checkpoint; live tensors."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Takes over what was loaded into `state()`."""
+
+    def export(self, path: Path) -> None:
+        """Writes a Hugging Face folder in the model's own dtype (rank 0), whole or not at all."""
+
+
+class FsdpTrainer:
+    """Trains any `transformers` causal language model: AdamW on float32 masters.
+
+    `world` ranks share the model by FSDP2; their process group exists when `world` > 1.
+    Nothing here is random: the same groups give the same weights.
+    """
+
+    def __init__(
+        self, model_path: str | Path, spec: JobSpec, rank: int, world: int, device: torch.device
+    ) -> None:
+        """Loads the model. InvalidSpec when the folder or its architecture cannot be trained."""
+        self._source = Path(model_path)
+        self._spec = spec
+        self._rank, self._world, self._device = rank, world, device
+        self.compute_dtype = compute_dtype(spec.actor.compute_dtype, device)
+        self._policy = load_policy(
+            self._source, gradient_checkpointing=spec.actor.gradient_checkpointing
+        )
+        place(self._policy, self.compute_dtype, world, device)
+        optim = spec.actor.optim
+        self._parameters = dict(self._policy.lm.named_parameters())
+        self._optimizer = torch.optim.AdamW(
+            self._parameters.values(),
+            lr=optim.lr,
+            betas=optim.betas,
+            eps=optim.eps,
+            weight_decay=optim.weight_decay,
+            fused=True,
+        )
+        for parameter in self._parameters.values():  # so that a checkpoint has them from step 0
+            self._optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+    @property
+    def policy(self) -> Policy:
+        """The model, for benchmarks and tests."""
+        return self._policy
+
+    def train_step(
+        self, step: int, groups: Sequence[Group], late: frozenset[int] = frozenset()
+    ) -> Stats:
+        """See `Trainer`. Updates: ppo_epochs over the mini-batches, in the batch's order."""
+        spec = self._spec
+        size = spec.mini_batch_size // self._world
+        shares = [
+            make_share(make_batch(groups[i : i + size], step, late, spec.algorithm), self._device)
+            for i in range(0, len(groups), size)
+        ]
+        counts = [self._plan(share) for share in shares]
+        updates = len(shares) * spec.actor.ppo_epochs
+        if updates > 1 and spec.algorithm.rollout_correction.type != "none":
+            for share, (_, num_rows) in zip(shares, counts, strict=True):
+                share.old_logprobs = recompute(
+                    self._policy, share, num_rows, spec.rollout.temperature, self._device
+                )
+        lr = self._set_lr(step)
+        rows = []
+        for _ in range(spec.actor.ppo_epochs):
+            for share, (num_tokens, num_rows) in zip(shares, counts, strict=True):
+                rows.append(self._update(share, num_tokens, num_rows))
+        stats = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+        stats["actor/skipped"] = max(row["actor/skipped"] for row in rows)
+        stats["training/rollout_probs_diff_max"] = max(
+            row["training/rollout_probs_diff_max"] for row in rows
+        )
+        stats["actor/lr"] = lr
+        stats |= self._batch_stats(shares)
+        return {name: value for name, value in stats.items() if math.isfinite(value)}
+
+    def _plan(self, share: Share) -> tuple[int, int]:
+        """Tokens of a mini-batch over all ranks, and the passes every rank makes."""
+        (tokens,) = self._reduce([float(share.batch.num_tokens)])
+        (rows,) = self._reduce([float(len(share.rows))], dist.ReduceOp.MAX)
+        return int(tokens), int(rows)
+
+    def _update(self, share: Share, num_tokens: int, num_rows: int) -> Stats:
+        """One optimiser update on a mini-batch, or none when it is not finite."""
+        recorded = backward(
+            self._policy,
+            share,
+            num_rows,
+            num_tokens,
+            self._spec.rollout.temperature,
+            self._spec.algorithm,
+            self._device,
+        )
+        part, largest = sums_of(share, recorded)
+        names = sorted(metrics.SUMS)
+        sums = dict(zip(names, self._reduce([part[name] for name in names]), strict=True))
+        (largest,) = self._reduce([largest], dist.ReduceOp.MAX)
+        norm = self._gradient_norm()
+        finite = math.isfinite(sums["loss"]) and math.isfinite(float(norm))
+        if finite:
+            gradients = list(self._parameters.values())
+            clip_grads_with_norm_(gradients, self._spec.actor.optim.grad_clip, norm)
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return {
+            "actor/pg_loss": sums["loss"],
+            "actor/grad_norm": float(norm),
+            "actor/skipped": 0.0 if finite else 1.0,
+            "training/rollout_probs_diff_max": largest,
+            **metrics.summarise(sums),
+        }
+
+    def _gradient_norm(self) -> Tensor:
+        """The norm over all ranks. A batch without gradient has zeros, and Adam still moves."""
+        for parameter in self._parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        return whole(get_total_norm(gradients))
+
+    def _set_lr(self, step: int) -> float:
+        optim = self._spec.actor.optim
+        lr = learning_rate(
+            step,
+            peak=optim.lr,
+            kind=optim.lr_scheduler_type,
+            warmup_steps=optim.lr_warmup_steps,
+            total_steps=self._spec.trainer.total_training_steps,
+        )
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        return lr
+
+    def _batch_stats(self, shares: Sequence[Share]) -> Stats:
+        batches = [share.batch for share in shares]
+        advantages = torch.cat([batch.completion_advantages for batch in batches])
+        sums = self._reduce(
+            [
+                float(advantages.sum()),
+                float(len(advantages)),
+                float(sum(batch.num_groups for batch in batches)),
+                float(sum(batch.num_flat for batch in batches)),
+                float(sum(batch.num_late for batch in batches)),
+                float(sum(batch.num_tokens for batch in batches)),
+                float(sum(len(row.tokens) for share in shares for row in share.rows)),
+            ]
+        )
+        top, bottom = self._reduce(
+            [float(x.max()) if len(x) else -math.inf for x in (advantages, -advantages)],
+            dist.ReduceOp.MAX,
+        )
+        return {
+            "critic/advantages/mean": sums[0] / max(sums[1], 1.0),
+            "critic/advantages/max": top,
+            "critic/advantages/min": -bottom,
+            "training/zero_variance_ratio": sums[3] / max(sums[2], 1.0),
+            "training/late_tokens": sums[4],
+            "training/num_tokens": sums[5],
+            "training/packed_tokens": sums[6],
+        }
+
+    def _reduce(
+        self, values: Sequence[float], op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+    ) -> list[float]:
+        if self._world == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self._device)
+        dist.all_reduce(tensor, op)
+        return [float(value) for value in tensor]
+
+    def weights(self) -> list[tuple[str, Tensor]]:
+        """See `Trainer`. A tied lm_head is not listed twice."""
+        dtype = getattr(torch, self._spec.rollout.dtype)
+        return list(self._gather(dtype).items())
+
+    def _gather(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Fresh CPU copies under the names of the model's files, on rank 0."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        gathered: dict[str, Tensor] = {}
+        for name, parameter in self._parameters.items():
+            tensor = whole(parameter)
+            if self._rank == 0:
+                gathered[name] = tensor.to("cpu", dtype, copy=True)
+        if self._rank != 0:
+            return {}
+        named: dict[str, Tensor] = revert_weight_conversion(self._policy.lm, gathered)
+        return named
+
+    def state(self) -> dict[str, Any]:
+        """See `Trainer`. Loads at any number of ranks."""
+        state: dict[str, Any] = {"model": {}, "exp_avg": {}, "exp_avg_sq": {}, "updates": {}}
+        for name, parameter in self._parameters.items():
+            moments = self._optimizer.state[parameter]
+            state["model"][name] = parameter.detach()
+            state["exp_avg"][name] = moments["exp_avg"]
+            state["exp_avg_sq"][name] = moments["exp_avg_sq"]
+            state["updates"][name] = moments["step"]
+        return state
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Any]) -> None:
+        """See `Trainer`. InvalidSpec when the state is of another model."""
+        live = self.state()
+        for kind, tensors in live.items():
+            if state.get(kind, {}).keys() != tensors.keys():
+                raise InvalidSpec(f"the checkpoint is of another model: {kind} differs in names")
+            for name, tensor in tensors.items():
+                tensor.copy_(state[kind][name])
+
+    def export(self, path: Path) -> None:
+        """See `Trainer`. Config and tokenizer are the source folder's."""
+        weights = self._gather(own_dtype(self._source))
+        if self._rank == 0:
+            write_model(self._source, path, weights)
+        if self._world > 1:
+            dist.barrier()
