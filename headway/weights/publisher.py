@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from headway.errors import EpochBroken, HeadwayError, WeightMismatch
 from headway.ledger.api import Member
@@ -65,16 +65,25 @@ class _Outcome:
 
 
 class Publisher:
-    """Owns the epochs of one job. `on_event(kind, message, **fields)` is awaited."""
+    """Owns the epochs of one job. `on_event(kind, message, **fields)` is awaited.
+
+    `host` is where members reach the sender, `device` where its broadcast buffers lie
+    (`cuda` with nccl), `timeout_s` the deadline of a rendezvous and of a whole broadcast.
+    """
 
     def __init__(
         self,
-        settings: EpochSettings,
+        job_id: str,
         members: Callable[[], Awaitable[Sequence[Member]]],
         on_event: Callable[..., Awaitable[Any]],
+        *,
+        backend: Literal["gloo", "nccl"] = "gloo",
+        device: str = "cpu",
+        host: str = "127.0.0.1",
+        timeout_s: float = 60.0,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        self._settings = settings
+        self._settings = EpochSettings(job_id, backend, device, host, timeout_s)
         self._members = members
         self._on_event = on_event
         self._bucket_bytes = bucket_bytes
@@ -86,7 +95,9 @@ class Publisher:
         self._have: dict[Key, int] = {}  # the version each member installed last
         self._excluded: dict[Key, tuple[float, float]] = {}  # until when, for how long
 
-    async def publish(self, version: int, tensors: Mapping[str, Tensor]) -> PublishReport:
+    async def publish(
+        self, version: int, tensors: Mapping[str, Tensor] | Sequence[tuple[str, Tensor]]
+    ) -> PublishReport:
         """Brings a version to all members; nobody may write to the tensors afterwards.
 
         WeightMismatch when members are there and the weights fit none of them: learner and
@@ -94,9 +105,12 @@ class Publisher:
         """
         async with self._lock:
             started = time.monotonic()
-            manifest = await asyncio.to_thread(build_manifest, version, tensors, self._bucket_bytes)
+            named = dict(tensors)
+            if len(named) != len(tensors):
+                raise WeightMismatch(f"version {version} names a tensor twice")
+            manifest = await asyncio.to_thread(build_manifest, version, named, self._bucket_bytes)
             digest = combined_digest(spec.digest for spec in manifest.tensors)
-            self._latest = _Latest(manifest, tensors, digest)
+            self._latest = _Latest(manifest, named, digest)
             outcome = await self._deliver(self._latest, await self._eligible())
             report = _report(self._latest, outcome, started)
             if outcome.rejected and not outcome.installed and not outcome.lost:
