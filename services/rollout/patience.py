@@ -1,0 +1,37 @@
+"""Waiting: for a peer that is away, and for whichever comes first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from headway.errors import HeadwayError
+from headway.telemetry import get_logger
+
+log = get_logger(__name__)
+T = TypeVar("T")
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+
+
+async def patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """The call's result, however long its peer is away; any lasting error is raised at once."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            return await call()
+        except HeadwayError as error:
+            if not error.retryable:
+                raise
+            log.warning("trying again: %s", error)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+async def woken(event: asyncio.Event, timeout_s: float) -> bool:
+    """True when the event came before the timeout, in seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    return event.is_set()

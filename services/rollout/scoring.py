@@ -1,0 +1,115 @@
+"""From sampled completions to scored ones, or the reason why the group is filtered.
+
+A failed scoring is never a zero: the group is scored again, filtered or made to fail
+the job, as `reward.on_error` says. A reward service that cannot be reached is waited
+for; the node then soon samples no more, since what waits for scores is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from headway.errors import HeadwayError, NoCapacity, Unavailable
+from headway.jobspec import JobSpec
+from headway.ledger.api import Lease
+from headway.messages import Completion, Score, ScoreItem
+from headway.telemetry import get_logger
+
+log = get_logger(__name__)
+_FIRST_PAUSE_S = 0.2  # before a second scoring; doubles
+ZERO_VARIANCE = "zero_variance"
+
+
+class Scores(Protocol):
+    """Where rewards come from (`headway.reward_client.RewardClient`)."""
+
+    async def score(
+        self,
+        request_id: str,
+        job_id: str,
+        grader: Mapping[str, Any],
+        items: Sequence[ScoreItem],
+        timeout_s: float,
+    ) -> tuple[Score, ...]:
+        """One score an item, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A group's completions with their rewards; `filter_reason` is "" when it is to be trained."""
+
+    completions: tuple[Completion, ...]
+    filter_reason: str
+    error_message: str
+    score_s: float
+
+
+async def score_group(
+    scores: Scores, job_id: str, spec: JobSpec, lease: Lease, completions: tuple[Completion, ...]
+) -> Scored:
+    """Scores all completions of a lease's ticket.
+
+    The filter reason is `reward_error:<kind>` when any has no reward at last, and
+    `zero_variance` when all are equal and `algorithm.dynamic_sampling` is on.
+    """
+    clock = asyncio.get_running_loop().time
+    started = clock()
+    scored = list(completions)
+    rounds = 1 + (spec.reward.max_rescores if spec.reward.on_error == "rescore" else 0)
+    for number in range(rounds):
+        missing = [i for i, completion in enumerate(scored) if completion.reward is None]
+        if not missing:
+            break
+        if number:
+            await asyncio.sleep(_FIRST_PAUSE_S * 2 ** (number - 1))
+        ticket = lease.ticket
+        items = [ScoreItem(ticket.prompt, scored[i].text, ticket.item) for i in missing]
+        # a repeat of one request id gives the same answer; a new round wants a new one
+        request_id = f"{job_id}/{ticket.ticket_id}/{lease.token}/{number}"
+        answers = await _scores(scores, request_id, job_id, spec, items)
+        for i, answer in zip(missing, answers, strict=True):
+            scored[i] = _with_score(scored[i], answer)
+    reason, message = _judge(scored, spec)
+    return Scored(tuple(scored), reason, message, clock() - started)
+
+
+async def _scores(
+    scores: Scores, request_id: str, job_id: str, spec: JobSpec, items: Sequence[ScoreItem]
+) -> tuple[Score, ...]:
+    """One score an item. A call that fails is an error of every item in it."""
+    grader, timeout_s = spec.reward.grader, spec.reward.timeout_s
+    while True:
+        try:
+            return await scores.score(request_id, job_id, grader, items, timeout_s)
+        except (Unavailable, NoCapacity) as error:
+            # the client has waited between its own tries
+            log.warning("no scores yet: %s", error, extra={"job_id": job_id})
+            await asyncio.sleep(_FIRST_PAUSE_S)
+        except HeadwayError as error:
+            log.warning("scoring failed: %s", error, extra={"job_id": job_id})
+            return (Score(None, error_kind=error.kind, error_message=str(error)),) * len(items)
+
+
+def _with_score(completion: Completion, score: Score) -> Completion:
+    failed = score.reward is None
+    return replace(
+        completion,
+        reward=score.reward,
+        parts=score.parts,
+        error_kind=(score.error_kind or "unknown") if failed else "",
+        error_message=score.error_message if failed else "",
+    )
+
+
+def _judge(scored: Sequence[Completion], spec: JobSpec) -> tuple[str, str]:
+    """(filter reason or "", message) of a scored group."""
+    for completion in scored:
+        if completion.reward is None:
+            return f"reward_error:{completion.error_kind}", completion.error_message
+    rewards = {completion.reward for completion in scored}
+    if spec.algorithm.dynamic_sampling and len(rewards) == 1:
+        return ZERO_VARIANCE, ""
+    return "", ""

@@ -1,0 +1,151 @@
+"""What is done with one ticket: sampled, judged whole, scored, delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from prometheus_client import Counter
+
+from headway.codec import pack_group
+from headway.errors import HeadwayError, JobFailed, Unavailable
+from headway.jobspec import JobSpec
+from headway.ledger.api import Lease, Ledger
+from headway.messages import Completion, Group
+from headway.telemetry import get_logger
+from services.rollout.engine import Engine
+from services.rollout.engines import sampling_of
+from services.rollout.patience import patiently
+from services.rollout.scoring import Scored, Scores, score_group
+
+log = get_logger(__name__)
+_MAX_FAILURES_IN_A_ROW = 8  # generations; then the engine is to blame, not the tickets
+OUTCOMES = Counter("headway_rollout_groups_total", "Tickets by what became of them", ["outcome"])
+
+
+class EventLog(Protocol):
+    """Where events go (`headway.journal.Journal`)."""
+
+    async def append_event(self, kind: str, message: str, **fields: Any) -> str:
+        """Adds an event."""
+
+
+class TicketWork:
+    """One job's tickets on one node. `on_broken` hears of what no ticket can mend."""
+
+    def __init__(
+        self,
+        job_id: str,
+        spec: JobSpec,
+        node_id: str,
+        engine: Engine,
+        ledger: Ledger,
+        scores: Scores,
+        events: EventLog,
+        on_broken: Callable[[HeadwayError], None],
+    ) -> None:
+        self._job_id = job_id
+        self._spec = spec
+        self._node_id = node_id
+        self._engine = engine
+        self._ledger = ledger
+        self._scores = scores
+        self._events = events
+        self._on_broken = on_broken
+        self._sampling = sampling_of(spec)
+        self._failures = 0
+        self._told: set[str] = set()  # reward error kinds that have had their event
+
+    async def generate(self, lease: Lease) -> tuple[Completion, ...] | None:
+        """n whole completions, or None when the attempt was given up in the ledger."""
+        ticket = lease.ticket
+        request_id = f"{self._job_id}-{ticket.ticket_id}-{lease.token}"
+        try:
+            completions = await self._engine.generate(
+                request_id, ticket.prompt_ids, ticket.n, self._sampling, ticket.seed
+            )
+            flaw = _flaw(completions, lease)
+        except Unavailable as error:
+            # the engine is gone: the ticket is not to blame, and this node can do no more
+            await patiently(lambda: self._ledger.release(lease))
+            self._on_broken(error)
+            return None
+        except Exception as error:
+            log.exception("a generation failed", extra=self.names(lease))
+            flaw = error.kind if isinstance(error, HeadwayError) else type(error).__name__
+        if not flaw:
+            self._failures = 0
+            return completions
+        await self._give_up(lease, flaw)
+        return None
+
+    async def score_and_deliver(
+        self, lease: Lease, completions: tuple[Completion, ...], generate_s: float
+    ) -> None:
+        """Returns when the ledger has the group, counted it as filtered, or refused it."""
+        scored = await score_group(self._scores, self._job_id, self._spec, lease, completions)
+        if scored.filter_reason.startswith("reward_error"):
+            await self._tell(lease, scored)
+        group = Group(
+            ticket=lease.ticket,
+            completions=scored.completions,
+            node_id=self._node_id,
+            attempt=lease.attempt,
+            start_version=lease.start_version,
+            generate_s=generate_s,
+            score_s=scored.score_s,
+        )
+        payload = b"" if scored.filter_reason else pack_group(group)
+        accepted = await patiently(
+            lambda: self._ledger.deliver(lease, payload, scored.filter_reason)
+        )
+        if not accepted:
+            log.warning("a late delivery was refused", extra=self.names(lease))
+        outcome = scored.filter_reason.partition(":")[0] or "delivered"
+        OUTCOMES.labels(outcome if accepted else "refused").inc()
+
+    def names(self, lease: Lease) -> dict[str, Any]:
+        """What a log line about a lease carries."""
+        return {
+            "job_id": self._job_id,
+            "ticket": lease.ticket.ticket_id,
+            "attempt": lease.attempt,
+            "version": self._engine.version,
+        }
+
+    async def _give_up(self, lease: Lease, flaw: str) -> None:
+        self._failures += 1
+        OUTCOMES.labels("failed").inc()
+        log.warning("an attempt is given up: %s", flaw, extra=self.names(lease))
+        await patiently(lambda: self._ledger.fail(lease, f"generate:{flaw}"))
+        if self._failures >= _MAX_FAILURES_IN_A_ROW:
+            text = f"{self._failures} generations in a row failed, at last: {flaw}"
+            self._on_broken(JobFailed(text))
+
+    async def _tell(self, lease: Lease, scored: Scored) -> None:
+        """One event for each kind of reward error; the ledger counts them all."""
+        log.warning("no reward: %s", scored.error_message, extra=self.names(lease))
+        if scored.filter_reason in self._told:
+            return
+        self._told.add(scored.filter_reason)
+        text = f"ticket {lease.ticket.ticket_id} could not be scored: {scored.error_message}"
+        fields = {
+            "ticket_id": lease.ticket.ticket_id,
+            "node_id": self._node_id,
+            "error_kind": scored.filter_reason.partition(":")[2],
+            "policy": self._spec.reward.on_error,
+        }
+        await patiently(lambda: self._events.append_event("reward_errors", text, **fields))
+
+
+def _flaw(completions: tuple[Completion, ...], lease: Lease) -> str:
+    """Why a group must not be delivered, or "". A group is whole or it is nothing."""
+    if len(completions) != lease.ticket.n:
+        return "short_group"
+    if any(completion.finish_reason == "aborted" for completion in completions):
+        return "aborted"
+    if any(not completion.token_ids for completion in completions):
+        return "no_tokens"
+    if min(completion.oldest_version for completion in completions) < lease.start_version:
+        return "older_weights"  # the deadline in the ledger would not hold
+    return ""

@@ -1,0 +1,287 @@
+"""One job on one node: claim -> generate -> score -> deliver, many tickets at once.
+
+    claim loop ──> sampling (at most `slots`) ──> scoring (bounded) ──> delivered
+                        │ lost lease: stopped at once     │
+    renew loop ─────────┴─────────────────────────────────┘
+    announce loop: a member of the job, until it is stopped
+
+Consumes tickets, produces groups. The claim loop waits for a free slot, for the first
+weights, or, when the ledger refuses, for a moment; a freed slot and an install wake it.
+A Redis that is away stops nothing that runs: every call is made again until it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from dataclasses import dataclass
+
+from headway.errors import HeadwayError, WeightMismatch
+from headway.jobspec import JobSpec
+from headway.ledger.api import ClaimResult, Lease, Ledger, Member
+from headway.telemetry import get_logger
+from services.rollout.engine import Engine
+from services.rollout.patience import patiently, woken
+from services.rollout.scoring import Scores
+from services.rollout.tickets import OUTCOMES, EventLog, TicketWork
+
+log = get_logger(__name__)
+_LEAVE_S = 5.0  # for giving leases back when a job is left; then they expire
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Who the node is to the job, and its patience."""
+
+    node_id: str
+    address: str  # gRPC, host:port
+    member_ttl_s: float = 10.0
+    first_backoff_s: float = 0.02  # after a refused claim; doubles
+    max_backoff_s: float = 0.2
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A ticket this node works on."""
+
+    lease: Lease
+    claimed_at: float  # loop time
+    sampling: bool = True
+    task: asyncio.Task[None] | None = None
+
+
+class JobRunner:
+    """Serves one job until `stop`, or until it fails; `run` is its one task."""
+
+    def __init__(
+        self,
+        job_id: str,
+        spec: JobSpec,
+        settings: WorkerSettings,
+        engine: Engine,
+        ledger: Ledger,
+        scores: Scores,
+        events: EventLog,
+    ) -> None:
+        self._job_id = job_id
+        self._spec = spec
+        self._settings = settings
+        self._engine = engine
+        self._ledger = ledger
+        self._work_on = TicketWork(
+            job_id, spec, settings.node_id, engine, ledger, scores, events, self._fail
+        )
+        self._slots = max(1, spec.rollout.max_num_seqs // spec.rollout.n)
+        self._max_scoring = 2 * self._slots
+        self._num_members = 1
+        self._held: dict[int, _Held] = {}  # by lease token
+        self._version: int | None = None
+        self._standing_since: float | None = None  # loop time of a broken install
+        self._draining = False
+        self._wake = asyncio.Event()  # the claim loop has a reason to look again
+        self._changed = asyncio.Event()  # the announce loop has something new to say
+        self._let_go = asyncio.Event()  # a ticket is held no longer
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._claiming: asyncio.Task[None] | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The version installed for this job; None before the first and after a failed one."""
+        return self._version
+
+    @property
+    def num_tickets(self) -> int:
+        """Tickets held."""
+        return len(self._held)
+
+    # -- told by the node
+
+    def installed(self, version: int) -> None:
+        """New weights sample: claims are made at their version from now on."""
+        self._version = version
+        self._standing_since = None
+        self._wake.set()
+        self._changed.set()
+
+    def install_failed(self, error: HeadwayError) -> None:
+        """Nothing samples until a later install. A mismatch is the end: no later one would fit."""
+        self._version = None
+        if self._standing_since is None:
+            self._standing_since = _now()
+        self._changed.set()
+        if isinstance(error, WeightMismatch):
+            self._fail(error)
+
+    async def stop(self, drain_s: float) -> None:
+        """Claims no more, waits up to `drain_s` for what is under way, gives the rest back.
+
+        `run` returns soon after.
+        """
+        self._draining = True
+        self._wake.set()
+        self._changed.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                if self._claiming is not None:
+                    await asyncio.wait({self._claiming})
+                while self._held and not self._end.done():
+                    self._let_go.clear()
+                    await self._let_go.wait()
+        if not self._end.done():
+            self._end.set_result(None)
+
+    async def run(self) -> None:
+        """Serves the job; raises what made that impossible. Leases are given back at the end."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                self._claiming = tasks.create_task(self._claim_loop(), name="claim")
+                loops = [
+                    self._claiming,
+                    tasks.create_task(self._renew_loop(), name="renew"),
+                    tasks.create_task(self._announce_loop(), name="announce"),
+                ]
+                await asyncio.shield(self._end)
+                for task in (*loops, *(h.task for h in self._held.values() if h.task)):
+                    task.cancel()
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
+        finally:
+            await self._leave()
+
+    # -- the loops
+
+    async def _claim_loop(self) -> None:
+        pause_s = self._settings.first_backoff_s
+        while not self._draining:
+            self._wake.clear()
+            room, version = self._room(), self._version
+            if room == 0 or version is None:
+                await self._wake.wait()
+                continue
+            claimed = await self._claim(version, room)
+            for lease in claimed.leases:
+                self._begin(lease)
+            if len(claimed.leases) == room:
+                continue
+            if claimed.leases or await woken(self._wake, pause_s):
+                pause_s = self._settings.first_backoff_s
+            else:
+                pause_s = min(2 * pause_s, self._settings.max_backoff_s)
+
+    async def _claim(self, version: int, room: int) -> ClaimResult:
+        return await patiently(lambda: self._ledger.claim(self._settings.node_id, version, room))
+
+    async def _renew_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._spec.rollout.lease_s / 3)
+            await self._give_back_what_stands_still()
+            if self._held:
+                await self._renew(dict(self._held))
+
+    async def _renew(self, held: dict[int, _Held]) -> None:
+        leases = [entry.lease for entry in held.values()]
+        kept = await patiently(lambda: self._ledger.renew(self._settings.node_id, leases))
+        lost = held.keys() - {lease.token for lease in kept}
+        for token in lost & self._held.keys():  # others were delivered meanwhile
+            entry = held[token]
+            log.warning("a lease was lost; its work stops", extra=self._work_on.names(entry.lease))
+            OUTCOMES.labels("lease_lost").inc()
+            self._drop(entry)
+
+    async def _announce_loop(self) -> None:
+        while not self._draining:
+            self._changed.clear()
+            await self._announce()
+            self._num_members = max(1, len(await patiently(self._ledger.members)))
+            await woken(self._changed, self._settings.member_ttl_s / 3)
+        # no new epoch counts on this node, which goes on with what it has begun
+        await patiently(lambda: self._ledger.withdraw(self._settings.node_id))
+
+    async def _announce(self) -> None:
+        settings, transport = self._settings, self._engine.transport
+        member = Member(settings.node_id, settings.address, transport, self._version)
+        await patiently(lambda: self._ledger.announce(member, settings.member_ttl_s))
+
+    # -- tickets
+
+    def _room(self) -> int:
+        """Tickets that may be claimed now.
+
+        A node takes no more than its share of what may be under way in the whole job, so that
+        with a small lag the first to come does not leave the others idle.
+        """
+        sampling = sum(entry.sampling for entry in self._held.values())
+        if len(self._held) - sampling >= self._max_scoring:
+            return 0
+        may_start = self._spec.data.train_batch_size * (self._spec.algorithm.max_policy_lag + 1)
+        share = math.ceil(may_start / self._num_members)
+        return max(0, min(self._slots, share) - sampling)
+
+    def _begin(self, lease: Lease) -> None:
+        assert self._tasks is not None
+        held = _Held(lease, _now())
+        self._held[lease.token] = held
+        held.task = self._tasks.create_task(self._work(held), name=f"ticket-{lease.token}")
+
+    async def _work(self, held: _Held) -> None:
+        completions = await self._work_on.generate(held.lease)
+        held.sampling = False
+        generate_s = _now() - held.claimed_at
+        self._wake.set()
+        if completions is not None:
+            await self._work_on.score_and_deliver(held.lease, completions, generate_s)
+        self._forget(held)
+
+    def _forget(self, held: _Held) -> None:
+        self._held.pop(held.lease.token, None)
+        self._wake.set()
+        self._let_go.set()
+
+    def _drop(self, held: _Held) -> None:
+        if held.task is not None:
+            held.task.cancel()
+        self._forget(held)
+
+    async def _give_back_what_stands_still(self) -> None:
+        """After a broken install, tickets go back when no later one comes in good time."""
+        grace_s = 2 * self._spec.rollout.update_timeout_s
+        if self._standing_since is None or _now() - self._standing_since < grace_s:
+            return
+        for held in [held for held in self._held.values() if held.sampling]:
+            log.warning("no weights came: given back", extra=self._work_on.names(held.lease))
+            self._drop(held)
+            await self._release(held.lease)
+
+    async def _release(self, lease: Lease) -> None:
+        OUTCOMES.labels("released").inc()
+        await patiently(lambda: self._ledger.release(lease))
+
+    # -- the end
+
+    async def _leave(self) -> None:
+        """Gives back what is still held. What Redis does not hear in time expires by itself."""
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                for held in list(self._held.values()):
+                    await self._release(held.lease)
+                await self._ledger.withdraw(self._settings.node_id)
+        except (HeadwayError, TimeoutError) as error:
+            log.warning("leases are left to expire: %s", error, extra={"job_id": self._job_id})
+        self._held.clear()
+
+    def _fail(self, error: HeadwayError) -> None:
+        if not self._end.done():
+            self._end.set_exception(error)
+        self._let_go.set()
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
