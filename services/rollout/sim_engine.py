@@ -167,6 +167,7 @@ class SimEngine:
         self._standing = True
         self._arm()
         stood_since = loop.time()
+        self._version = None
         await asyncio.sleep(min(self._settings.install_pause_s, timeout_s))
         if self._settings.install_pause_s > timeout_s:
             raise EpochBroken(
@@ -190,7 +191,7 @@ class SimEngine:
 
     @property
     def version(self) -> int | None:
-        """The installed version; None until the first install."""
+        """The installed version; None until the first install, in one, and after a failed one."""
         return self._version
 
     @property

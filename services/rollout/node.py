@@ -1,0 +1,280 @@
+"""A rollout node: follows its assignment, keeps an engine, has a lane for control.
+
+What it should do arrives whole with every heartbeat (`reconcile`); `run` brings what it
+does into line, one change at a time. Weight calls go straight to the engine: they wait
+for each other, never for claims, generations or scores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from redis.asyncio import Redis
+
+from headway.errors import (
+    Conflict,
+    EpochBroken,
+    HeadwayError,
+    NotFound,
+    Unavailable,
+    WeightMismatch,
+)
+from headway.jobspec import JobSpec, parse_job
+from headway.journal import Journal
+from headway.ledger.redis_ledger import RedisLedger
+from headway.messages import EpochInvite, InstallReport, WeightManifest
+from headway.pb import fleet_pb2
+from headway.reward_client import RewardClient
+from headway.telemetry import get_logger
+from services.rollout.engine import Engine
+from services.rollout.engines import EngineKeeper, EngineSettings
+from services.rollout.lane import Lane
+from services.rollout.worker import JobRunner, WorkerSettings
+
+log = get_logger(__name__)
+_HANDOVER_S = 1.0  # when a job is taken away: for groups that are all but delivered
+Phase = Literal["starting", "running", "failed", "cancelled"]
+
+
+@dataclass(slots=True)
+class _Post:
+    """The job that the node serves, and how far it is."""
+
+    assignment: fleet_pb2.Assignment
+    scores: RewardClient
+    phase: Phase = "starting"
+    detail: str = "starting the engine"
+    error_kind: str = ""
+    engine: Engine | None = None
+    runner: JobRunner | None = None
+    task: asyncio.Task[None] | None = None
+    invite: EpochInvite | None = None  # its seat in the weight group
+
+    @property
+    def job_id(self) -> str:
+        return str(self.assignment.job_id)
+
+
+class RolloutNode:
+    """Serves one job at a time. `on_change` is called when a status has changed."""
+
+    def __init__(
+        self,
+        worker: WorkerSettings,
+        engine: EngineSettings,
+        redis: Redis,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.worker = worker
+        self._engines = EngineKeeper(engine)
+        self._redis = redis
+        self.on_change = on_change
+        self._wanted: fleet_pb2.Assignment | None = None
+        self._post: _Post | None = None
+        self._look = asyncio.Event()
+        self._lane = Lane()
+        self.draining = False
+
+    # -- the fleet
+
+    async def reconcile(self, assignments: Sequence[fleet_pb2.Assignment]) -> None:
+        """Takes in the whole desired state; `run` follows it."""
+        current = self._post.job_id if self._post is not None else ""
+        ours = [a for a in assignments if a.job_id == current] or list(assignments)
+        self._wanted = ours[0] if ours else None
+        if self._post is not None and self._wanted is not None:
+            self._post.scores.update_addresses(self._wanted.reward_addresses)
+        self._look.set()
+
+    def statuses(self) -> list[fleet_pb2.JobStatus]:
+        """Where the job stands here."""
+        post = self._post
+        if post is None:
+            return []
+        return [
+            fleet_pb2.JobStatus(
+                job_id=post.job_id,
+                phase=post.phase,
+                detail=post.detail,
+                version=post.runner.version if post.runner is not None else None,
+                error_kind=post.error_kind,
+            )
+        ]
+
+    async def run(self) -> None:
+        """Brings what the node does into line with what it should do, for ever."""
+        while True:
+            await self._look.wait()
+            self._look.clear()
+            if not self.draining:
+                await self._converge()
+
+    async def drain(self, deadline_s: float) -> None:
+        """Claims nothing more, finishes or gives back what it holds, ends the engine."""
+        self.draining = True
+        if self._post is not None:
+            await self._stop(self._post, deadline_s)
+        await self._engines.discard()
+
+    async def _converge(self) -> None:
+        post, wanted = self._post, self._wanted
+        if post is not None and not _same_work(post, wanted):
+            await self._stop(post, _HANDOVER_S)
+            self._post = post = None
+        if wanted is None:
+            return
+        if post is None:
+            post = self._post = _Post(wanted, RewardClient(wanted.reward_addresses))
+            if not wanted.cancel:
+                post.task = asyncio.create_task(self._serve(post), name=f"job-{wanted.job_id}")
+        if wanted.cancel and post.phase != "cancelled":
+            await self._stop(post, 0.0)
+            self._set(post, "cancelled", "")
+
+    async def _serve(self, post: _Post) -> None:
+        """One job from the engine's start to its end on this node; errors become its status."""
+        try:
+            spec = parse_job(json.loads(post.assignment.spec_json))
+            post.engine = await self._engines.engine_for(spec)
+            post.runner = self._runner(post, spec, post.engine)
+            self._set(post, "running", "")
+            await post.runner.run()
+        except HeadwayError as error:
+            log.error("%s", error, extra={"job_id": post.job_id, "kind": error.kind})
+            self._set(post, "failed", str(error), error.kind)
+            await self._after_failure(post, error)
+        except Exception as error:
+            log.exception("serving the job failed", extra={"job_id": post.job_id})
+            self._set(post, "failed", f"{type(error).__name__}: {error}", HeadwayError.kind)
+            await self._after_failure(post, error)
+
+    def _runner(self, post: _Post, spec: JobSpec, engine: Engine) -> JobRunner:
+        ledger = RedisLedger(self._redis, post.job_id)
+        journal = Journal(self._redis, post.job_id)
+        return JobRunner(post.job_id, spec, self.worker, engine, ledger, post.scores, journal)
+
+    async def _after_failure(self, post: _Post, error: Exception) -> None:
+        """A wrong weight says nothing about the engine; after anything else it is started anew."""
+        await self._leave_group(post)
+        if not isinstance(error, WeightMismatch):
+            await self._engines.discard()
+
+    async def _stop(self, post: _Post, drain_s: float) -> None:
+        if post.runner is not None:
+            await post.runner.stop(drain_s)
+        elif post.task is not None and post.phase == "starting":
+            post.task.cancel()  # the engine's start goes on, for whoever needs it next
+        if post.task is not None:
+            await asyncio.wait({post.task})
+        await self._leave_group(post)
+        await post.scores.close()
+
+    def _set(self, post: _Post, phase: Phase, detail: str, error_kind: str = "") -> None:
+        post.phase, post.detail, post.error_kind = phase, detail, error_kind
+        self.on_change()
+
+    # -- control
+
+    async def join(self, invite: EpochInvite) -> None:
+        """Takes a seat. NotFound: another job; Conflict: the epoch is past."""
+
+        async def join() -> None:
+            post, engine, _ = self._serving(invite.job_id)
+            if post.invite == invite:
+                return
+            if post.invite is not None and invite.epoch <= post.invite.epoch:
+                raise Conflict(
+                    f"epoch {invite.epoch} of job {invite.job_id} is past:"
+                    f" this node is in epoch {post.invite.epoch}"
+                )
+            post.invite = None
+            await engine.join(invite)
+            post.invite = invite
+
+        await self._lane.run(join, invite.timeout_s)
+
+    async def install(
+        self, job_id: str, epoch: int, manifest: WeightManifest, timeout_s: float
+    ) -> InstallReport:
+        """Receives and installs a version. Conflict: another epoch than the one joined."""
+
+        async def install() -> InstallReport:
+            post, engine, runner = self._serving(job_id)
+            if engine.transport == "broadcast":
+                _check_seat(post, epoch)
+            try:
+                report = await engine.install(manifest, timeout_s)
+            except HeadwayError as error:
+                runner.install_failed(error)
+                raise
+            runner.installed(report.version)
+            self.on_change()
+            return report
+
+        return await self._lane.run(install, timeout_s)
+
+    async def leave(self, job_id: str) -> None:
+        """Gives the seat up; safe to repeat."""
+        post, _, _ = self._serving(job_id)
+        await self._leave_group(post)
+
+    @property
+    def job_id(self) -> str:
+        """The job it serves, or ""."""
+        return self._post.job_id if self._post is not None else ""
+
+    @property
+    def version(self) -> int | None:
+        """The version installed for the job."""
+        post = self._post
+        return post.runner.version if post is not None and post.runner is not None else None
+
+    @property
+    def num_tickets(self) -> int:
+        """Tickets held."""
+        post = self._post
+        return post.runner.num_tickets if post is not None and post.runner is not None else 0
+
+    @property
+    def engine(self) -> Engine | None:
+        """The running engine, if any."""
+        return self._engines.engine
+
+    def _serving(self, job_id: str) -> tuple[_Post, Engine, JobRunner]:
+        post = self._post
+        if post is None or post.job_id != job_id:
+            serves = f"job {post.job_id}" if post is not None else "no job"
+            raise NotFound(f"node {self.worker.node_id} serves {serves}, not job {job_id}")
+        if post.phase != "running" or post.engine is None or post.runner is None:
+            raise Unavailable(f"job {job_id} is {post.phase} here: {post.detail}")
+        return post, post.engine, post.runner
+
+    async def _leave_group(self, post: _Post) -> None:
+        async def leave() -> None:
+            post.invite = None
+            if post.engine is not None:
+                try:
+                    await post.engine.leave()
+                except HeadwayError as error:
+                    log.warning("leaving the weight group: %s", error)
+
+        await self._lane.run(leave, None)
+
+
+def _same_work(post: _Post, wanted: fleet_pb2.Assignment | None) -> bool:
+    """Whether a post goes on. One that failed is tried again with the job's next attempt."""
+    if wanted is None or wanted.job_id != post.job_id:
+        return False
+    return post.phase != "failed" or wanted.attempt == post.assignment.attempt
+
+
+def _check_seat(post: _Post, epoch: int) -> None:
+    joined = post.invite.epoch if post.invite is not None else None
+    if joined is None or epoch > joined:
+        raise EpochBroken(f"this node has no seat in epoch {epoch}; invite it first")
+    if epoch < joined:
+        raise Conflict(f"epoch {epoch} is past: this node is in epoch {joined}")

@@ -1,0 +1,101 @@
+"""The rollout service as a whole: node, two doors, its place in the fleet, its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+from prometheus_client import Gauge
+
+from headway import __version__
+from headway.fleet.agent import FleetAgent
+from headway.lifecycle import Lifecycle
+from headway.pb import fleet_pb2, types_pb2
+from headway.redis_client import connect, ping
+from headway.rpc import grpc_server
+from headway.settings import ServiceSettings
+from headway.telemetry import get_logger
+from headway.web import make_app, serve_http
+from services.rollout import rpc
+from services.rollout.engines import EngineSettings
+from services.rollout.node import RolloutNode
+from services.rollout.worker import WorkerSettings
+
+log = get_logger(__name__)
+
+
+async def main(
+    settings: ServiceSettings, engine: EngineSettings, drain_s: float, lifecycle: Lifecycle
+) -> None:
+    """Serves until asked to stop, then drains for up to `drain_s`."""
+    await ping(settings.redis_url)
+    redis = connect(settings.redis_url)
+    # the address is known once a port is bound, the node is needed to bind it
+    node = RolloutNode(WorkerSettings(settings.node_id, ""), engine, redis)
+    agent: FleetAgent | None = None
+    app = make_app(
+        "Headway rollout node",
+        lambda: agent is not None and agent.connected and not node.draining,
+    )
+    _measure(node)
+    try:
+        async with (
+            grpc_server(settings.host, settings.port, partial(rpc.register, node)) as port,
+            serve_http(app, settings.host, settings.http_port) as http_port,
+        ):
+            address = f"{settings.host}:{port}"
+            http_address = f"http://{settings.host}:{http_port}"
+            node.worker = WorkerSettings(settings.node_id, address)
+            described = _describe(settings, engine, address, http_address)
+            agent = FleetAgent(settings.coordinator, described, node.reconcile, node.statuses)
+            node.on_change = agent.nudge
+            lifecycle.spawn(node.run(), "node")
+            lifecycle.spawn(agent.run(lifecycle), "fleet")
+            log.info("rollout node ready", extra={"address": address, "http_address": http_address})
+            try:
+                await lifecycle.wait_stopping()
+            finally:
+                agent.draining = node.draining = True
+                await agent.beat_once()
+                await node.drain(drain_s)
+                await agent.leave()
+    finally:
+        await redis.aclose()
+
+
+def _describe(
+    settings: ServiceSettings, engine: EngineSettings, address: str, http_address: str
+) -> fleet_pb2.Node:
+    return fleet_pb2.Node(
+        node_id=settings.node_id,
+        role=types_pb2.ROLE_ROLLOUT,
+        address=address,
+        http_address=http_address,
+        engine=engine.kind,
+        num_cpus=len(engine.cores) or os.cpu_count() or 0,
+        software_version=__version__,
+        pid=os.getpid(),
+    )
+
+
+def _measure(node: RolloutNode) -> None:
+    """Gauges that are read off the node whenever someone looks at /metrics."""
+
+    def gauge(name: str, text: str, read: Callable[[], float]) -> None:
+        Gauge(f"headway_rollout_{name}", text).set_function(read)
+
+    def of_engine(attribute: str) -> Callable[[], float]:
+        return lambda: float(getattr(node.engine, attribute, 0))
+
+    gauge("tickets_held", "Tickets this node works on", lambda: float(node.num_tickets))
+    gauge(
+        "weight_version",
+        "Installed weight version; -1 before the first",
+        lambda: -1.0 if node.version is None else float(node.version),
+    )
+    gauge("completions", "Completions being sampled", of_engine("num_completions_in_flight"))
+    gauge(
+        "tokens_sampled", "Tokens sampled since the engine began", of_engine("num_tokens_sampled")
+    )
+    gauge("busy_seconds", "Seconds of sampling since the engine began", of_engine("busy_s"))
