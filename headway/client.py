@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 import httpx
 
 from headway import errors
-from headway.errors import HeadwayError, NotFound, Unavailable
+from headway.errors import HeadwayError, InvalidSpec, NotFound, Unavailable
 from headway.jobs import JOB_ID, JobRecord, record_from_dict
 from headway.jobspec import JobSpec
 
@@ -64,7 +64,7 @@ class HeadwayClient:
     ) -> None:
         self._url = url
         self._http = httpx.Client(
-            base_url=url, headers=_headers(token), timeout=_TIMEOUT, transport=transport
+            base_url=_checked(url), headers=_headers(token), timeout=_TIMEOUT, transport=transport
         )
 
     def __enter__(self) -> Self:
@@ -149,7 +149,7 @@ class HeadwayClient:
     def _call(self, method: str, path: str, **request: Any) -> Row:
         try:
             return _decode(self._http.request(method, path, **request))
-        except (httpx.TransportError, httpx.InvalidURL) as error:
+        except httpx.TransportError as error:
             raise _unreachable(self._url, error) from None
 
 
@@ -161,7 +161,7 @@ class AsyncHeadwayClient:
     ) -> None:
         self._url = url
         self._http = httpx.AsyncClient(
-            base_url=url, headers=_headers(token), timeout=_TIMEOUT, transport=transport
+            base_url=_checked(url), headers=_headers(token), timeout=_TIMEOUT, transport=transport
         )
 
     async def __aenter__(self) -> Self:
@@ -242,7 +242,7 @@ class AsyncHeadwayClient:
     async def _call(self, method: str, path: str, **request: Any) -> Row:
         try:
             return _decode(await self._http.request(method, path, **request))
-        except (httpx.TransportError, httpx.InvalidURL) as error:
+        except httpx.TransportError as error:
             raise _unreachable(self._url, error) from None
 
 
@@ -283,6 +283,13 @@ class _StreamReader:
         """Raises Unavailable when nothing was read for too long."""
         if time.monotonic() - self._last_line > self._patience_s:
             raise _unreachable(url, error) from None
+
+
+def _checked(url: str) -> httpx.URL:
+    try:
+        return httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise InvalidSpec(f"{url!r} is not the URL of a coordinator: {error}") from None
 
 
 def _headers(token: str | None) -> dict[str, str]:

@@ -13,7 +13,7 @@ from headway.errors import InvalidSpec
 from headway.graders import validate_grader
 from headway.jobspec import JobSpec, parse_job
 
-MAX_BODY_BYTES = 1 << 20
+MAX_BODY_BYTES = 256 << 10
 _MAX_DEPTH = 40
 
 
@@ -96,7 +96,7 @@ def _check_plain(value: Any, path: str, depth: int) -> None:
             _check_plain(item, f"{path}.{index}", depth + 1)
     elif isinstance(value, str):
         if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise InvalidSpec(f"{ascii(where)}: half of a surrogate pair is not a character")
+            raise InvalidSpec(f"{where!a}: half of a surrogate pair is not a character")
     elif isinstance(value, float):
         if not math.isfinite(value):
             raise InvalidSpec(f"{where}: {value} is not a number")

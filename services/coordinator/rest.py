@@ -64,7 +64,9 @@ def _add_jobs(app: FastAPI, coordinator: Coordinator) -> None:
         body = await _read_body(request)
         if body is None:
             return error_response(413, "invalid", f"a job has at most {MAX_BODY_BYTES} bytes")
-        submission = parse_submission(body, request.headers.get("content-type", ""))
+        # In a thread: YAML of the greatest size takes seconds, and heartbeats must not wait.
+        content_type = request.headers.get("content-type", "")
+        submission = await asyncio.to_thread(parse_submission, body, content_type)
         if None not in (job_id, submission.job_id) and job_id != submission.job_id:
             raise InvalidSpec("job_id: the query and the body name different ids")
         wanted = submission.job_id if job_id is None else job_id

@@ -46,10 +46,12 @@ def plan(
     have not registered yet but are not lost either (the coordinator has just started).
     """
     fleet = {node.node_id: node for node in nodes}
+    held = {job.learner for job in jobs if job.learner}
     facts: list[Decision] = []
     for job in jobs:
-        facts += _job_facts(job, fleet, expected)
-        facts += _rollout_facts(job, fleet, expected)
+        mine = list(_job_facts(job, fleet, expected, held))
+        held.update(fact.learner for fact in mine if isinstance(fact, Adopt))
+        facts += mine or _rollout_facts(job, fleet, expected)
     if facts:
         return facts
     pools = _Pools(jobs, nodes)
@@ -73,17 +75,18 @@ def missing_for(min_nodes: int, nodes: Sequence[Node]) -> str:
 
 
 def _job_facts(
-    job: JobRecord, fleet: dict[str, Node], expected: frozenset[str]
+    job: JobRecord, fleet: dict[str, Node], expected: frozenset[str], held: set[str]
 ) -> Iterator[Decision]:
     """What the job's learner says of it, or its silence."""
     holder = job.learner or job.lost_learner
     node = fleet.get(holder) if holder else None
     report = node.report(job.job_id) if node else None
     step, run_dir = _progress(job, report)
+    hands_on = bool(node and node.draining and report and report.phase == "cancelled")
     if job.state == "queued":
-        if report and report.phase in ENDED_PHASES:
+        if report and report.phase in ENDED_PHASES and not hands_on:
             yield _end(job, report, step, run_dir)
-        elif report and node:
+        elif report and node and report.phase not in ENDED_PHASES and node.node_id not in held:
             yield Adopt(job.job_id, node.node_id)
     elif node is None:
         if job.learner and job.learner not in expected:
@@ -93,7 +96,7 @@ def _job_facts(
         # at this moment, its next heartbeat's answer no longer lists the job.
         if job.state == "cancelling" and node.heard_at is not None:
             yield End(job.job_id, "stop", None, step, run_dir)
-    elif report.phase == "cancelled" and job.state != "cancelling" and node.draining:
+    elif hands_on and job.state != "cancelling":
         yield _learner_lost(job, node.node_id, "is shutting down")
     elif report.phase in ENDED_PHASES:
         yield _end(job, report, step, run_dir)
