@@ -14,8 +14,8 @@ import struct
 from typing import Any
 
 _LENGTH = struct.Struct("!I")
-MAX_FRAME_BYTES = 512 << 20
 MAX_ANSWER_BYTES = 1 << 20
+_NAP_S = 0.001
 
 
 class BrokenFrame(Exception):
@@ -46,25 +46,60 @@ def write_blocking(fd: int, message: dict[str, Any]) -> None:
 
 
 class FrameReader:
-    """Frames from an asyncio stream. A cancelled `next` loses nothing."""
+    """Frames from a non-blocking pipe of an asyncio process. A cancelled `next` loses nothing.
 
-    def __init__(self, stream: asyncio.StreamReader) -> None:
-        self._stream = stream
+    A worker writes each result at once, so that it counts even if the next item hangs;
+    reading each at once would wake this process for each. `patient` reads sleep first.
+    """
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
         self._buffer = bytearray()
+        self._ended = False
 
-    async def next(self) -> dict[str, Any] | None:
+    async def next(self, patient: bool = False) -> dict[str, Any] | None:
         """The next frame; None at the end. BrokenFrame for anything else."""
-        while True:
-            frame = self.buffered()
-            if frame is not None:
-                return frame
-            chunk = await self._stream.read(1 << 16)
-            if not chunk:
-                return None
-            self._buffer += chunk
+        while (frame := self.arrived()) is None and not self._ended:
+            if patient:
+                await asyncio.sleep(_NAP_S)
+                patient = False
+            else:
+                await self._readable()
+        return frame
 
-    def buffered(self) -> dict[str, Any] | None:
-        """A frame that has already arrived, if any."""
+    def arrived(self) -> dict[str, Any] | None:
+        """A frame that is already here, if any."""
+        frame = self._decode()
+        while frame is None and self._receive():
+            frame = self._decode()
+        return frame
+
+    def close(self) -> None:
+        """Closes the pipe."""
+        os.close(self._fd)
+
+    def _receive(self) -> bool:
+        if self._ended:
+            return False
+        try:
+            chunk = os.read(self._fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        self._buffer += chunk
+        self._ended = not chunk
+        return bool(chunk)
+
+    async def _readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        readable: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._fd, _settle, readable)
+        try:
+            await readable
+        finally:
+            loop.remove_reader(self._fd)
+
+    def _decode(self) -> dict[str, Any] | None:
         if len(self._buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)
@@ -82,6 +117,11 @@ class FrameReader:
         if not isinstance(message, dict):
             raise BrokenFrame("a frame that is no object")
         return message
+
+
+def _settle(readable: asyncio.Future[None]) -> None:
+    if not readable.done():
+        readable.set_result(None)
 
 
 def _read_exactly(fd: int, length: int) -> bytes | None:

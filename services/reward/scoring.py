@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections import OrderedDict
+import math
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,7 +24,9 @@ from services.reward import metrics
 from services.reward.waiting import Batch, Interest, WireItem
 from services.reward.workers import WorkerPool
 
-_CHUNK = 16  # items a batch: small enough that one hang delays few, large enough to stay cheap
+# Items a batch: shared out evenly over the workers, but large enough to stay cheap and small
+# enough that jobs take turns.
+_SMALLEST_BATCH, _LARGEST_BATCH = 16, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,8 @@ class _Evaluation:
         self._items: Sequence[WireItem] = request.items
         self._kind = kind
         self._interest = Interest()
+        self._outcomes: Counter[str] = Counter()
+        self._seconds = metrics.ITEM_SECONDS.labels(kind)
         self._scores: list[Score | None] = [None] * len(request.items)
         self.request_id = request.request_id
         self.job_id = request.job_id
@@ -214,8 +219,10 @@ class _Evaluation:
                 continue
             message = f"{item.size} characters; an item has at most {limits.max_item_bytes}"
             self._deliver(position, Score(None, {}, "bad_input", message))
-        for first in range(0, len(fitting), _CHUNK):
-            items = tuple(fitting[first : first + _CHUNK])
+        share = math.ceil(len(fitting) / pool.num_workers)
+        step = min(max(share, _SMALLEST_BATCH), _LARGEST_BATCH)
+        for first in range(0, len(fitting), step):
+            items = tuple(fitting[first : first + step])
             pool.submit(Batch(self.job_id, grader, items, timeout_s, self._deliver, self._interest))
         self._items = ()
         if not self.num_items:
@@ -230,14 +237,16 @@ class _Evaluation:
     def _deliver(self, position: int, score: Score) -> None:
         if self.future.done():
             return
-        metrics.ITEMS.labels(self._kind, score.error_kind or "ok").inc()
-        metrics.ITEM_SECONDS.labels(self._kind).observe(score.duration_s)
+        self._outcomes[score.error_kind or "ok"] += 1
+        self._seconds.observe(score.duration_s)
         self._scores[position] = score
         self.num_left -= 1
         if self.num_left == 0:
             self._complete()
 
     def _complete(self) -> None:
+        for outcome, count in self._outcomes.items():
+            metrics.ITEMS.labels(self._kind, outcome).inc(count)
         self.future.set_result(tuple(score for score in self._scores if score is not None))
         self._scorer.ended(self)
 

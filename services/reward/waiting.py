@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headway.messages import Score
@@ -60,9 +60,11 @@ class FairQueue:
         self._jobs.setdefault(batch.job_id, deque()).append(batch)
         self._filled.set()
 
-    def put_back(self, batch: Batch) -> None:
-        """Adds what is left of a batch before everything else."""
-        self._jobs.setdefault(batch.job_id, deque()).appendleft(batch)
+    def put_back(self, batch: Batch, step: int) -> None:
+        """Adds what is left of a batch before everything else, in pieces of `step` items."""
+        waiting = self._jobs.setdefault(batch.job_id, deque())
+        for first in reversed(range(0, len(batch.items), step)):
+            waiting.appendleft(replace(batch, items=batch.items[first : first + step]))
         self._jobs.move_to_end(batch.job_id, last=False)
         self._filled.set()
 

@@ -13,7 +13,6 @@ from typing import Any
 from services.reward.frames import BrokenFrame, FrameReader, encode
 from services.reward.waiting import Batch
 
-_GRACE_S = 0.05
 # A worker gets no secrets: it may run on what a model wrote.
 _KEPT_ENVIRONMENT = (
     "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV",
@@ -29,29 +28,36 @@ class WorkerDied(Exception):
 class Worker:
     """A warm process that scores batches; killed and replaced, never repaired."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin is not None and process.stdout is not None
+    def __init__(self, process: asyncio.subprocess.Process, answers: int) -> None:
+        assert process.stdin is not None
         self._process = process
         self._stdin = process.stdin
-        self._frames = FrameReader(process.stdout)
+        self._frames = FrameReader(answers)
         self.num_scored = 0
 
     @classmethod
     async def start(cls, memory_bytes: int, imports: Sequence[str], timeout_s: float) -> Worker:
         """A loaded worker. WorkerDied or TimeoutError when it does not come up."""
         kept = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "services.reward.worker_main",
-            f"--memory-bytes={memory_bytes}",
-            *(f"--import={module}" for module in imports),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={**kept, **_ONE_THREAD},
-            start_new_session=True,
-        )
-        worker = cls(process)
+        answers, sink = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "services.reward.worker_main",
+                f"--memory-bytes={memory_bytes}",
+                *(f"--import={module}" for module in imports),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=sink,
+                env={**kept, **_ONE_THREAD},
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(answers)
+            raise
+        finally:
+            os.close(sink)
+        worker = cls(process, answers)
         try:
             await worker.answer(timeout_s)
         except BaseException:
@@ -78,12 +84,13 @@ class Worker:
         except OSError as error:
             raise WorkerDied(f"worker {self.pid}: {error}") from None
 
-    async def answer(self, timeout_s: float) -> dict[str, Any]:
-        """The next frame. TimeoutError after timeout_s; WorkerDied at the end of the pipe."""
+    async def answer(self, timeout_s: float, patient: bool = False) -> dict[str, Any]:
+        """The next frame. TimeoutError after timeout_s; WorkerDied at the end of the pipe.
+
+        `patient`: more answers are to follow soon, take several at a time.
+        """
         try:
-            frame = self._frames.buffered()
-            if frame is None:
-                frame = await self._within(timeout_s)
+            frame = self._frames.arrived() or await self._within(timeout_s, patient)
         except BrokenFrame as error:
             raise WorkerDied(f"worker {self.pid} wrote nonsense: {error}") from None
         if frame is None:
@@ -96,12 +103,15 @@ class Worker:
             os.killpg(self.pid, signal.SIGKILL)
         self._stdin.close()
         await self._process.wait()
+        self._frames.close()
 
-    async def _within(self, timeout_s: float) -> dict[str, Any] | None:
+    async def _within(self, timeout_s: float, patient: bool) -> dict[str, Any] | None:
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._frames.next()
+                return await self._frames.next(patient)
         except TimeoutError:
             # The answer may have come in time while this loop was busy elsewhere.
-            async with asyncio.timeout(_GRACE_S):
-                return await self._frames.next()
+            frame = self._frames.arrived()
+            if frame is None:
+                raise
+            return frame

@@ -57,9 +57,10 @@ def _serve(batch: dict[str, Any], sink: int) -> None:
         frames.write_blocking(sink, {"unusable": _message(error)})
         return
     frames.write_blocking(sink, {"prepared": True})
+    kind, needs_prompt = batch["grader"]["type"], "prompt" in json.dumps(batch["grader"])
     for prompt_json, completion, item_json in batch["items"]:
         started = time.perf_counter()
-        result = _score(grade, batch["grader"]["type"], prompt_json, completion, item_json)
+        result = _score(grade, kind, prompt_json if needs_prompt else "", completion, item_json)
         result["duration_s"] = time.perf_counter() - started
         frames.write_blocking(sink, result)
 

@@ -23,6 +23,8 @@ from services.reward.worker import Worker, WorkerDied
 log = get_logger(__name__)
 _MAX_FAILED_STARTS = 3
 _MAX_FAILED_PREPARATIONS = 2
+_RETRIED_BATCH = 8  # what a failure left over is shared out finely: it may hold more of the kind
+_PATIENT_FROM = 4  # answers to come: read several at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +62,13 @@ class WorkerPool:
 
     async def start(self) -> None:
         """Brings all workers up. Unavailable when they do not come."""
-        await asyncio.gather(*(self._replace(slot, "start") for slot in range(self._num_slots)))
+        await asyncio.gather(*(self._replace(slot, "start") for slot in range(self.num_workers)))
 
     async def run(self) -> None:
         """Feeds the workers until cancelled; kills them at the end."""
         try:
             async with asyncio.TaskGroup() as group:
-                for slot in range(self._num_slots):
+                for slot in range(self.num_workers):
                     group.create_task(self._feed(slot), name=f"worker-{slot}")
         finally:
             await self.stop()
@@ -77,7 +79,8 @@ class WorkerPool:
         await asyncio.gather(*(worker.stop() for worker in workers))
 
     @property
-    def _num_slots(self) -> int:
+    def num_workers(self) -> int:
+        """Workers that the pool is to have."""
         return self._settings.num_workers
 
     async def _feed(self, slot: int) -> None:
@@ -88,7 +91,7 @@ class WorkerPool:
             worker = self._workers[slot]
             reason, left = await _Round(worker, batch, self._settings.start_timeout_s).play()
             if left is not None:
-                self._queue.put_back(left)
+                self._queue.put_back(left, _RETRIED_BATCH)
             if not reason and worker.num_scored >= self._settings.items_per_worker:
                 reason = "recycled"
             if reason:
@@ -150,7 +153,8 @@ class _Round:
         started = time.perf_counter()
         limit_s = self._batch.timeout_s
         try:
-            answer = await self._worker.answer(limit_s)
+            more = len(self._batch.items) - done
+            answer = await self._worker.answer(limit_s, patient=more >= _PATIENT_FROM)
         except TimeoutError:
             self._fail(position, "timeout", f"not scored within {limit_s:g} s", started)
             return "timeout", False

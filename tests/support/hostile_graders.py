@@ -35,10 +35,8 @@ def _raise(error):
     raise error
 
 
-def _hog(_):
-    hoard = []
-    while True:
-        hoard.append(bytearray(64 << 20))
+def _hog(_):  # more than any worker may have
+    bytearray(64 << 30)
 
 
 def _killed_once(item):

@@ -43,6 +43,8 @@ _REWRITES = [
     (re.compile(r"\\([$%#])"), r"\1"),
     (re.compile(r"\bper ?cent\b", re.IGNORECASE), "%"),
 ]
+# Nothing in here has a rewrite; most short answers are of this kind.
+_PLAIN = re.compile(r"[A-Za-z0-9 ,.;:'\"()\n$*=?+-]*")
 _TOKEN = re.compile(
     r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,3}(?:[ _']\d{3})+(?!\d|\s*/)|\d+)(?:\.\d+)?|\.\d+", re.ASCII
 )
@@ -50,6 +52,7 @@ _EXPONENT = re.compile(
     r"[eE]([+-]?\d+)(?![A-Za-z0-9.])|\s*[×x*·]\s*10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|([+-]?\d+))",
     re.ASCII,
 )
+_SEPARATORS = re.compile(r"[ ,_']")
 _OVER = re.compile(r"\s?/\s?(\d+)(?!\d|\.\d)", re.ASCII)
 _MIXED = re.compile(r" +(\d+)/(\d+)(?!\d|\.\d)", re.ASCII)
 _PERCENT = re.compile(r"\s?%")
@@ -76,6 +79,8 @@ class Number:
 
 def clean(text: str) -> str:
     """The text with look-alike characters and LaTeX spellings made plain."""
+    if _PLAIN.fullmatch(text) and "..." not in text and "cent" not in text.lower():
+        return text
     text = _FRAC.sub(_plain_fraction, text.translate(_CHARACTERS))
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
@@ -95,11 +100,13 @@ def find_numbers(text: str) -> list[Number]:
 
 def _read(text: str, token: re.Match[str]) -> Number:
     start, end = token.span()
-    digits = re.sub(r"[ ,_']", "", token.group())
+    digits = token.group()
+    if not digits.isdigit():
+        digits = _SEPARATORS.sub("", digits)
     value: Fraction | None = None
-    if len(digits) <= _MAX_DIGITS:
-        value = Fraction(digits)
     whole = "." not in digits
+    if len(digits) <= _MAX_DIGITS:
+        value = Fraction(int(digits)) if whole else Fraction(digits)
     if exponent := _EXPONENT.match(text, end):
         power = next(group for group in exponent.groups() if group is not None)
         fits = len(power) < 8 and abs(int(power)) <= _MAX_EXPONENT

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from services.reward.grading.numbers import Number, clean, closing_brace, find_numbers
@@ -48,8 +49,7 @@ def grade_numeric(text: str, references: Sequence[Any], spec: dict[str, Any]) ->
 
 def extract(text: str, how: str) -> Number | None:
     """The number that is a text's answer; None where there is none. Reasoning does not count."""
-    text = text.rpartition("</think>")[2]
-    text = text.partition("<think>")[0]
+    text = text.rpartition("</think>")[2].partition("<think>")[0]
     if how == "answer":
         marked = _marked(text)
         if marked is not None:
@@ -132,11 +132,16 @@ def _reference(value: Any) -> Number:
         return Number(Fraction(repr(value)), False, 0, 0)
     if isinstance(value, int):
         return Number(Fraction(value), False, 0, 0)
-    marked = _marked(value)
-    number = _single(clean(value if marked is None else marked))
+    number = _read_reference(value)
     if number is None or number.value is None:
         raise BadInput(f"the reference {_short(value)} is not one number")
     return number
+
+
+@lru_cache(maxsize=1024)  # the completions of one prompt share their reference
+def _read_reference(text: str) -> Number | None:
+    marked = _marked(text)
+    return _single(clean(text if marked is None else marked))
 
 
 def _equal(answer: Number, right: Number, spec: dict[str, Any]) -> bool:
@@ -156,6 +161,10 @@ def _equal(answer: Number, right: Number, spec: dict[str, Any]) -> bool:
 
 
 def _close(answer: Fraction, right: Fraction, spec: dict[str, Any]) -> bool:
+    if answer == right:
+        return True
+    if not spec["abs_tol"] and not spec["rel_tol"]:
+        return False
     margin = max(Fraction(spec["abs_tol"]), Fraction(spec["rel_tol"]) * abs(right))
     return abs(answer - right) <= margin
 
