@@ -137,14 +137,14 @@ async def test_odd_characters_and_numbers_travel():
 
 
 async def test_a_catastrophic_pattern_is_killed_by_the_limit():
-    spec = {"type": "regex", "pattern": "^(a+)+$", "timeout_s": 0.5}
+    spec = {"type": "regex", "pattern": "^(a+)+$", "timeout_s": 1.5}
     texts = ["aaa", "a" * 60 + "b", "aaaa", "a" * 60 + "c", "b"]
     async with service() as (_, client):
         scores = await client.score("", "", spec, [ScoreItem(None, t, {}) for t in texts], 5.0)
     assert [s.reward for s in scores] == [1.0, None, 1.0, None, 0.0]
     assert [s.error_kind for s in scores] == ["", "timeout", "", "timeout", ""]
-    assert "0.5 s" in scores[1].error_message
-    assert scores[1].duration_s >= 0.5
+    assert "1.5 s" in scores[1].error_message
+    assert scores[1].duration_s >= 1.5
 
 
 async def test_hang_crash_hog_and_raise_leave_the_other_items_right(hostile):
