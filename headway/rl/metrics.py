@@ -49,9 +49,12 @@ def token_sums(
 
 
 def probs_diff_max(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> float:
-    """The largest |μ - π_old| of an unmasked token; 0 without tokens."""
+    """The largest |μ - π_old| of an unmasked token; 0 without tokens, infinite for a NaN.
+
+    (A maximum over ranks may drop a NaN, but not an infinity.)
+    """
     diff = (old_logprobs.detach()[mask].exp() - rollout_logprobs.detach()[mask].exp()).abs()
-    return float(diff.max()) if len(diff) else 0.0
+    return float(diff.nan_to_num(nan=torch.inf).max()) if len(diff) else 0.0
 
 
 def sequence_sums(
