@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import redis.exceptions as rex
@@ -21,16 +22,20 @@ from headway.errors import (
     Unavailable,
 )
 
+T = TypeVar("T")
+
 SOCKET_TIMEOUT_S = 10.0
 """Longest wait for one answer; blocking reads ask the server for less."""
+
+PATIENCE_S = 10.0
+"""How long a running service sits out a server that restarts or a link that broke."""
 
 
 def connect(url: str, connect_timeout_s: float = 1.0) -> Redis:
     """A client for `url` that answers in bytes. It connects on first use.
 
-    No call is retried behind the caller's back: a lost answer surfaces as
-    Unavailable, and the caller knows whether repeating is safe. InvalidSpec for
-    a URL that is none.
+    It repeats nothing behind its user's back: only `patiently` does, for calls that
+    may be repeated. InvalidSpec for a URL that is none.
     """
     try:
         return Redis.from_url(
@@ -64,11 +69,31 @@ async def ping(url: str, timeout_s: float = 1.0) -> None:
 
 
 async def command(client: Any, *parts: str | bytes | int | float) -> Any:
-    """Runs one command and returns its raw answer; a Redis error becomes a Headway error."""
+    """Runs one command and returns its answer; a Redis error becomes a Headway error."""
     try:
         return await client.execute_command(*parts)
     except rex.RedisError as error:
         raise headway_error(error, address(client)) from error
+
+
+async def patiently(call: Callable[[], Awaitable[T]], client: Any, patience_s: float) -> T:
+    """Makes a call that may be repeated until the server answers, at most `patience_s` long.
+
+    Then, and at once for what no waiting mends, the Headway error.
+    """
+    clock = asyncio.get_running_loop().time
+    end = clock() + patience_s
+    pause_s = 0.0  # a connection that broke while idle is worth another at once
+    while True:
+        try:
+            return await call()
+        except rex.RedisError as error:
+            lost = isinstance(error, rex.ConnectionError | rex.TimeoutError)
+            login = isinstance(error, rex.AuthenticationError | rex.AuthorizationError)
+            if not lost or login or clock() >= end:
+                raise headway_error(error, address(client)) from error
+        await asyncio.sleep(min(pause_s, max(0.0, end - clock())))
+        pause_s = min(0.5, 2 * pause_s + 0.02)
 
 
 def redact(url: str) -> str:
@@ -78,7 +103,7 @@ def redact(url: str) -> str:
         port = f":{parts.port}" if parts.port else ""
     except ValueError:
         return "(an unreadable URL)"
-    if not parts.scheme:
+    if "://" not in url:
         # Without a scheme, anything before an @ may be a secret.
         return url.rpartition("@")[2]
     user = f"{parts.username}@" if parts.username else ""

@@ -11,8 +11,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from headway.codec import pack_ticket, unpack_ticket
 from headway.errors import InvalidSpec, NotFound
 from headway.ledger.api import (
@@ -28,20 +26,22 @@ from headway.ledger.api import (
 from headway.ledger.keys import RETENTION_S, job_key, ledger_keys
 from headway.ledger.scripts import TRANSITIONS, script
 from headway.messages import Ticket
-from headway.redis_client import address, command, headway_error
+from headway.redis_client import PATIENCE_S, patiently
 
 
 class RedisLedger:
     """One job's ledger on a server that all its processes reach. See `api.Ledger`.
 
     `redis` is a `redis.asyncio` client that answers in bytes (`redis_client.connect`).
-    No method repeats itself: Unavailable leaves it open whether the transition was
-    made. All but claim, release, deliver and fail may simply be called again; a
-    claim whose answer was lost ends with its lease.
+    A call whose answer is lost is repeated for up to `patience_s`, then Unavailable.
+    Repeating is harmless: tokens and step numbers fence every transition. A claim
+    whose answer was lost leaves a lease that nobody knows of and that runs out; a
+    delivery made before its answer was lost is reported, and counted, as refused.
     """
 
-    def __init__(self, redis: Any, job_id: str) -> None:
+    def __init__(self, redis: Any, job_id: str, patience_s: float = PATIENCE_S) -> None:
         self._redis = redis
+        self._patience_s = patience_s
         self._keys = ledger_keys(job_id)
         self._payloads_key = job_key(job_id, "payloads")
         self._scripts = {name: redis.register_script(script(name)) for name in TRANSITIONS}
@@ -125,7 +125,11 @@ class RedisLedger:
         """Payloads in the order of the ids. See `Ledger.payloads`."""
         if not ticket_ids:
             return []
-        found = await command(self._redis, "HMGET", self._payloads_key, *ticket_ids)
+        found = await patiently(
+            lambda: self._redis.execute_command("HMGET", self._payloads_key, *ticket_ids),
+            self._redis,
+            self._patience_s,
+        )
         for ticket_id, payload in zip(ticket_ids, found, strict=True):
             if payload is None:
                 raise NotFound(f"no payload of ticket {ticket_id}: never delivered, or trimmed")
@@ -187,10 +191,10 @@ class RedisLedger:
         await self._run("close", RETENTION_S)
 
     async def _run(self, transition: str, *args: str | bytes | int) -> Any:
-        try:
-            return await self._scripts[transition](keys=self._keys, args=args)
-        except RedisError as error:
-            raise headway_error(error, address(self._redis)) from error
+        run = self._scripts[transition]
+        return await patiently(
+            lambda: run(keys=self._keys, args=args), self._redis, self._patience_s
+        )
 
 
 def _numbers(text: bytes) -> tuple[int, ...]:

@@ -455,6 +455,4 @@ async def test_members_come_and_go(stand):
 
 def test_every_stand_is_a_ledger(stand: Stand):
     ledger: Ledger = stand.ledger
-    assert all(
-        callable(getattr(ledger, name)) for name in vars(Ledger) if not name.startswith("_")
-    )
+    assert all(callable(getattr(ledger, name)) for name in vars(Ledger) if not name.startswith("_"))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import random
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -65,6 +67,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.both(lambda ledger: ledger.open(config))
         self.both(lambda ledger: ledger.issue(tickets(0, 5)))
 
+    @rule(num=st.integers(4, 9))
+    def feed(self, num: int) -> None:
+        total = self.both(lambda ledger: ledger.counts()).issued_total
+        self.both(lambda ledger: ledger.issue(tickets(total, total + num)))
+
     @rule(num=st.integers(1, 8), back=st.integers(-1, 2))
     def issue(self, num: int, back: int) -> None:
         total = self.both(lambda ledger: ledger.counts()).issued_total
@@ -89,9 +96,25 @@ class LedgerMachine(RuleBasedStateMachine):
         if claimed.refusal in ("bytes", "lag"):
             assert before.leased + before.delivered >= self.config.batch_groups
 
+    @rule(limit=st.integers(1, 6), kept=st.integers(0, 2), first=st.booleans())
+    def work(self, limit: int, kept: int, first: bool) -> None:
+        """A lively node claims at the newest version and delivers all but `kept`."""
+        version = len(self.batches)
+        claimed = self.both(lambda ledger: ledger.claim("c", version, limit))
+        self.leases += claimed.leases
+        self.started |= dict.fromkeys((x.ticket.ticket_id for x in claimed.leases), version)
+        done = claimed.leases[kept:] if first else claimed.leases[: len(claimed.leases) - kept]
+        for lease in done:
+            self.deliver_one(lease)
+
+    def deliver_one(self, lease: Lease) -> None:
+        assert self.both(lambda ledger: ledger.deliver(lease, b"done")) or self.closed
+
     @precondition(lambda self: self.leases)
     @rule(
-        back=st.integers(0, 6), size=st.integers(0, 30), reason=st.sampled_from(["", "", "", "dull"])
+        back=st.integers(0, 6),
+        size=st.integers(0, 30),
+        reason=st.sampled_from(["", "", "", "dull"]),
     )
     def deliver(self, back: int, size: int, reason: str) -> None:
         lease = self.leases[max(0, len(self.leases) - 1 - back)]
@@ -129,8 +152,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.batches.append(taken.ticket_ids)
         self.both(lambda ledger: ledger.payloads(taken.ticket_ids))
 
-    @rule(step=st.integers(0, 8))
-    def take_any_step(self, step: int) -> None:
+    @rule(back=st.integers(-1, 4).filter(bool))
+    def take_another_step(self, back: int) -> None:
+        step = max(0, len(self.batches) - back)
         if step == len(self.batches):
             return
         taken = self.both(lambda ledger: ledger.take(step))
@@ -146,8 +170,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.both(lambda ledger: ledger.commit(step, self.batches[step]))
         self.num_committed += 1
 
-    @rule(step=st.integers(0, 8), wrong=st.booleans())
-    def commit_any_step(self, step: int, wrong: bool) -> None:
+    @rule(back=st.integers(-2, 3), wrong=st.booleans())
+    def commit_another_step(self, back: int, wrong: bool) -> None:
+        step = max(0, self.num_committed - back)
         if step == self.num_committed and not wrong:
             return
         ids = self.batches[step] if step < len(self.batches) and not wrong else (0, 0)
@@ -155,8 +180,9 @@ class LedgerMachine(RuleBasedStateMachine):
         harmless = step < self.num_trimmed or (step < self.num_committed and not wrong)
         assert answer == (None if harmless else "LedgerViolation")
 
-    @rule(step=st.integers(0, 8))
-    def trim(self, step: int) -> None:
+    @rule(back=st.integers(-1, 3))
+    def trim(self, back: int) -> None:
+        step = max(0, self.num_committed - back)
         freed = self.both(lambda ledger: ledger.trim(step))
         if step > self.num_committed:
             assert freed == "LedgerViolation"
@@ -164,7 +190,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert freed == max(0, step - self.num_trimmed) * self.config.batch_groups
         self.num_trimmed = max(self.num_trimmed, step)
 
-    @precondition(lambda self: len(self.batches) > 4)
+    @precondition(lambda self: len(self.batches) > 9)
     @rule()
     def close(self) -> None:
         self.both(lambda ledger: ledger.close())
@@ -204,12 +230,15 @@ class LedgerMachine(RuleBasedStateMachine):
         for _ in range(2 * self.config.batch_groups + 1):
             if self.both(lambda ledger: ledger.take(step)).ticket_ids is not None:
                 return
-            first = self.both(lambda ledger: ledger.counts()).issued_total
-            self.both(lambda ledger: ledger.issue(tickets(first, first + 3)))
-            claimed = self.both(lambda ledger: ledger.claim("a", step))
-            assert len(claimed.leases) == 1
-            assert self.both(lambda ledger: ledger.deliver(claimed.leases[0], b"fresh"))
+            self.one_fresh_group(step)
         raise AssertionError(f"step {step} cannot be filled")
+
+    def one_fresh_group(self, version: int) -> None:
+        first = self.both(lambda ledger: ledger.counts()).issued_total
+        self.both(lambda ledger: ledger.issue(tickets(first, first + 3)))
+        claimed = self.both(lambda ledger: ledger.claim("a", version))
+        assert len(claimed.leases) == 1
+        assert self.both(lambda ledger: ledger.deliver(claimed.leases[0], b"fresh"))
 
 
 COUNTED = (
@@ -242,9 +271,52 @@ def test_scripts_match_the_reference(server: str, request: pytest.FixtureRequest
     run_state_machine_as_test(
         lambda: LedgerMachine(url),
         settings=settings(
-            max_examples=60,
+            max_examples=40,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+def lively_fleet(machine: LedgerMachine, seed: int, on_late: Any) -> Counter[str]:
+    """A run whose every eighth lease is a straggler; returns its last counts."""
+    chance = random.Random(seed)
+    machine.open(LedgerConfig(chance.randint(1, 3), chance.randint(1, 3), on_late, 3600.0, 2))
+    waiting: list[Lease] = []
+    for _ in range(120):
+        known = len(machine.leases)
+        machine.feed(4)
+        machine.claim("a", chance.choice([0, 0, 1]), chance.randint(1, 3))
+        waiting += machine.leases[known:]
+        chance.shuffle(waiting)
+        for lease in waiting[:]:
+            if chance.random() < (0.03 if lease.token % 8 == 0 else 0.6):
+                waiting.remove(lease)
+                place = len(machine.leases) - 1 - machine.leases.index(lease)
+                machine.deliver(place, 10, "dull" if lease.token % 11 == 0 else "")
+        machine.take()
+        if machine.num_committed < len(machine.batches):
+            machine.commit()
+        if chance.random() < 0.1:
+            machine.trim(1)
+        if chance.random() < 0.01:
+            machine.run_out()
+        machine.holds()
+    counts = machine.both(lambda ledger: ledger.counts())
+    machine.teardown()
+    return Counter({k: v for k, v in dataclasses.asdict(counts).items() if isinstance(v, int)})
+
+
+@pytest.mark.parametrize("on_late", ["wait", "mask", "drop"])
+def test_scripts_match_the_reference_when_some_are_late(valkey_url: str, on_late: str) -> None:
+    total: Counter[str] = Counter()
+    for seed in range(3):
+        total += lively_fleet(LedgerMachine(valkey_url), seed, on_late)
+    assert total["consumed"] > 100
+    assert total["filtered"] > 5
+    assert {
+        "wait": total["stalled_steps"] > 5 and not total["late"] and not total["dropped"],
+        "mask": total["late"] > 5 and not total["dropped"],
+        "drop": total["dropped"] > 5 and not total["late"],
+    }[on_late]

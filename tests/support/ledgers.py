@@ -99,7 +99,5 @@ def payload_of(lease: Lease, length: int = 1) -> bytes:
         reward=1.0,
     )
     return pack_group(
-        Group(
-            lease.ticket, (completion,) * 2, "node", lease.attempt, lease.start_version, 1.0, 0.1
-        )
+        Group(lease.ticket, (completion,) * 2, "node", lease.attempt, lease.start_version, 1.0, 0.1)
     )
