@@ -21,6 +21,7 @@ from headway.journal import Journal
 from headway.telemetry import get_logger
 from services.coordinator.decisions import Cancel, Change, Event
 from services.coordinator.fleet import FleetRegistry, JobReport, Node
+from services.coordinator.meters import count_event, show_fleet, show_redis
 from services.coordinator.scheduler import missing_for, plan
 from services.coordinator.store import JobStore
 
@@ -89,7 +90,8 @@ class Coordinator:
 
     def journal(self, job_id: str) -> Journal:
         """A job's events and metrics."""
-        return Journal(self.store.redis, job_id)
+        # A request is better told that Redis is away than made to wait for it.
+        return Journal(self.store.redis, job_id, patience_s=0.5)
 
     # -- for the fleet -----------------------------------------------------------
 
@@ -152,10 +154,12 @@ class Coordinator:
                 if self.healthy:
                     log.error("%s", error)
                 self.healthy = False
+                show_redis(False)
                 raise
             if not self.healthy:
                 log.info("Redis answers")
             self.healthy = True
+            show_redis(True)
 
     async def _reconcile(self) -> None:
         for _ in range(_MAX_PASSES):
@@ -171,6 +175,7 @@ class Coordinator:
             self._active = {job.job_id: job for job in jobs}
             decisions = plan(jobs, self.registry.nodes(), self.registry.expected())
             if not decisions:
+                show_fleet(jobs, self.registry.nodes())
                 return
             for decision in decisions:
                 await self._apply(decision.job_id, decision.apply)
@@ -189,6 +194,7 @@ class Coordinator:
         for event in events:
             log.info("%s", event.message, extra={"job_id": job_id, "event": event.kind})
             await journal.append_event(event.kind, event.message, **event.fields)
+            count_event(event.kind)
 
     async def _create(
         self, spec: JobSpec, job_id: str | None, digest: str

@@ -79,6 +79,29 @@ async def small_fleet(nodes):
     return await nodes("learner", "l1"), await nodes("rollout", "r1"), await nodes("reward", "s1")
 
 
+async def test_the_metrics_count_nodes_jobs_and_events(http, client, nodes):
+    before = await gauges(http)
+    await nodes("rollout", "r1")
+    await nodes("rollout", "r2")
+    await client.submit(SPEC, "j", queue=True)
+
+    async def counted():
+        now = await gauges(http)
+        return now['headway_jobs{state="queued"}'] == 1 and now
+
+    now = await eventually(counted)
+    assert now['headway_fleet_nodes{role="rollout"}'] == 2
+    assert now["headway_coordinator_redis_up"] == 1
+    name = 'headway_job_events_total{kind="submitted"}'
+    assert now[name] == before.get(name, 0) + 1
+
+
+async def gauges(http):
+    lines = (await http.get("/metrics")).text.splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if line.startswith("headway_"))
+    return {name: float(value) for name, value in pairs}
+
+
 # -- a job's life ----------------------------------------------------------------------
 
 
