@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -174,7 +175,7 @@ async def test_s039_only_the_stores_clock_judges_leases(store_url, job_id, worke
             for ticket in await node.ask("claim"):
                 grants[ticket].append((before, await server_time(client)))
     for moments in grants.values():
-        gaps = [new[1] - old[0] for old, new in zip(moments, moments[1:], strict=False)]
+        gaps = [new[1] - old[0] for old, new in pairwise(moments)]
         assert min(gaps) >= 0.5  # never two holders at once
     waiting = (await ledger.take(0)).waiting_for
     assert all(0 <= holder.held_s < 600 for holder in waiting)
