@@ -90,8 +90,7 @@ class Coordinator:
 
     def journal(self, job_id: str) -> Journal:
         """A job's events and metrics."""
-        # A request is better told that Redis is away than made to wait for it.
-        return Journal(self.store.redis, job_id, patience_s=0.5)
+        return Journal(self.store.redis, job_id)
 
     # -- for the fleet -----------------------------------------------------------
 
