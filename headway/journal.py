@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 
 from headway.errors import InvalidSpec
 from headway.ledger.keys import job_key
-from headway.redis_client import PATIENCE_S, patiently
+from headway.redis_client import command
 
 START: Final = "0-0"
 """The `after` that reads from the beginning."""
@@ -34,13 +34,11 @@ Row = dict[str, Any]
 class Journal:
     """Appends and reads one job's events and metrics. Safe to share between tasks.
 
-    A call whose answer is lost is repeated for up to `patience_s`, then Unavailable;
-    so, rarely, an entry may stand twice.
+    Unavailable leaves it open whether an entry was appended; repeating may append it twice.
     """
 
-    def __init__(self, redis: Redis, job_id: str, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, redis: Redis, job_id: str) -> None:
         self._redis: Any = redis
-        self._patience_s = patience_s
         self._events = job_key(job_id, "events")
         self._metrics = job_key(job_id, "metrics")
 
@@ -82,11 +80,11 @@ class Journal:
 
     async def _append(self, stream: str, row: Mapping[str, Any]) -> str:
         body = json.dumps(finite(row), separators=(",", ":"), allow_nan=False)
-        return str((await self._call("XADD", stream, "*", "json", body)).decode())
+        return str((await command(self._redis, "XADD", stream, "*", "json", body)).decode())
 
     async def _read(self, stream: str, after: str, limit: int) -> list[Row]:
         _check(after, limit)
-        entries = await self._call("XRANGE", stream, f"({after}", "+", "COUNT", limit)
+        entries = await command(self._redis, "XRANGE", stream, f"({after}", "+", "COUNT", limit)
         return [_row(entry) for entry in entries]
 
     async def _tail(self, stream: str, after: str, timeout_s: float, limit: int) -> list[Row]:
@@ -96,18 +94,13 @@ class Journal:
         while True:
             # BLOCK 0 would wait for ever.
             block_ms = max(1, round(1000 * min(MAX_BLOCK_S, end - clock())))
-            answer = await self._call(
-                "XREAD", "COUNT", limit, "BLOCK", block_ms, "STREAMS", stream, after
+            answer = await command(
+                self._redis, "XREAD", "COUNT", limit, "BLOCK", block_ms, "STREAMS", stream, after
             )
             if answer:
                 return [_row(entry) for entry in answer[0][1]]
             if clock() >= end:
                 return []
-
-    async def _call(self, *command: str | int) -> Any:
-        return await patiently(
-            lambda: self._redis.execute_command(*command), self._redis, self._patience_s
-        )
 
 
 def finite(value: Any) -> Any:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import redis.exceptions as rex
@@ -22,20 +21,15 @@ from headway.errors import (
     Unavailable,
 )
 
-T = TypeVar("T")
-
 SOCKET_TIMEOUT_S = 10.0
 """Longest wait for one answer; blocking reads ask the server for less."""
-
-PATIENCE_S = 10.0
-"""How long a running service sits out a server that restarts or a link that broke."""
 
 
 def connect(url: str, connect_timeout_s: float = 1.0) -> Redis:
     """A client for `url` that answers in bytes. It connects on first use.
 
-    It repeats nothing behind its user's back: only `patiently` does, for calls that
-    may be repeated. InvalidSpec for a URL that is none.
+    It repeats nothing behind its user's back: a lost answer becomes Unavailable, and
+    the caller knows whether and how long to try again. InvalidSpec for a URL that is none.
     """
     try:
         return Redis.from_url(
@@ -74,26 +68,6 @@ async def command(client: Any, *parts: str | bytes | int | float) -> Any:
         return await client.execute_command(*parts)
     except rex.RedisError as error:
         raise headway_error(error, address(client)) from error
-
-
-async def patiently(call: Callable[[], Awaitable[T]], client: Any, patience_s: float) -> T:
-    """Makes a call that may be repeated until the server answers, at most `patience_s` long.
-
-    Then, and at once for what no waiting mends, the Headway error.
-    """
-    clock = asyncio.get_running_loop().time
-    end = clock() + patience_s
-    pause_s = 0.0  # a connection that broke while idle is worth another at once
-    while True:
-        try:
-            return await call()
-        except rex.RedisError as error:
-            lost = isinstance(error, rex.ConnectionError | rex.TimeoutError)
-            login = isinstance(error, rex.AuthenticationError | rex.AuthorizationError)
-            if not lost or login or clock() >= end:
-                raise headway_error(error, address(client)) from error
-        await asyncio.sleep(min(pause_s, max(0.0, end - clock())))
-        pause_s = min(0.5, 2 * pause_s + 0.02)
 
 
 def redact(url: str) -> str:

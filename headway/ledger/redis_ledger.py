@@ -11,6 +11,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from redis.exceptions import RedisError
+
 from headway.codec import pack_ticket, unpack_ticket
 from headway.errors import InvalidSpec, NotFound
 from headway.ledger.api import (
@@ -26,22 +28,21 @@ from headway.ledger.api import (
 from headway.ledger.keys import RETENTION_S, job_key, ledger_keys
 from headway.ledger.scripts import TRANSITIONS, script
 from headway.messages import Ticket
-from headway.redis_client import PATIENCE_S, patiently
+from headway.redis_client import address, command, headway_error
 
 
 class RedisLedger:
     """One job's ledger on a server that all its processes reach. See `api.Ledger`.
 
     `redis` is a `redis.asyncio` client that answers in bytes (`redis_client.connect`).
-    A call whose answer is lost is repeated for up to `patience_s`, then Unavailable.
-    Repeating is harmless: tokens and step numbers fence every transition. A claim
-    whose answer was lost leaves a lease that nobody knows of and that runs out; a
-    delivery made before its answer was lost is reported, and counted, as refused.
+    Unavailable leaves it open whether the transition was made, and every call may be
+    repeated: tokens and step numbers fence them. A claim whose answer was lost
+    leaves a lease that nobody knows of and that runs out; a delivery made before its
+    answer was lost is, when repeated, refused and counted.
     """
 
-    def __init__(self, redis: Any, job_id: str, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, redis: Any, job_id: str) -> None:
         self._redis = redis
-        self._patience_s = patience_s
         self._keys = ledger_keys(job_id)
         self._payloads_key = job_key(job_id, "payloads")
         self._scripts = {name: redis.register_script(script(name)) for name in TRANSITIONS}
@@ -125,11 +126,7 @@ class RedisLedger:
         """Payloads in the order of the ids. See `Ledger.payloads`."""
         if not ticket_ids:
             return []
-        found = await patiently(
-            lambda: self._redis.execute_command("HMGET", self._payloads_key, *ticket_ids),
-            self._redis,
-            self._patience_s,
-        )
+        found = await command(self._redis, "HMGET", self._payloads_key, *ticket_ids)
         for ticket_id, payload in zip(ticket_ids, found, strict=True):
             if payload is None:
                 raise NotFound(f"no payload of ticket {ticket_id}: never delivered, or trimmed")
@@ -191,10 +188,10 @@ class RedisLedger:
         await self._run("close", RETENTION_S)
 
     async def _run(self, transition: str, *args: str | bytes | int) -> Any:
-        run = self._scripts[transition]
-        return await patiently(
-            lambda: run(keys=self._keys, args=args), self._redis, self._patience_s
-        )
+        try:
+            return await self._scripts[transition](keys=self._keys, args=args)
+        except RedisError as error:
+            raise headway_error(error, address(self._redis)) from error
 
 
 def _numbers(text: bytes) -> tuple[int, ...]:

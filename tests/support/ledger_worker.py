@@ -11,10 +11,12 @@ import json
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from headway.ledger.redis_ledger import RedisLedger
 from headway.redis_client import connect
+from tests.support.ledgers import persist
 
 
 class Worker:
@@ -62,13 +64,13 @@ async def work(url: str, job_id: str, node_id: str) -> None:
     for line in iter(sys.stdin.readline, ""):
         answer: Any
         if line == "claim\n":
-            claimed = await ledger.claim(node_id, 0)
+            claimed = await persist(partial(ledger.claim, node_id, 0))
             leases += claimed.leases
             answer = [lease.ticket.ticket_id for lease in claimed.leases]
         elif line == "deliver\n":
-            answer = await ledger.deliver(leases[-1], node_id.encode())
+            answer = await persist(partial(ledger.deliver, leases[-1], node_id.encode()))
         else:
-            answer = len(await ledger.renew(node_id, leases))
+            answer = len(await persist(partial(ledger.renew, node_id, leases)))
         print(json.dumps(answer), flush=True)
     await client.aclose()
 

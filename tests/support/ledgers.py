@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
 
 from redis.asyncio import Redis
 
 from headway.codec import pack_group
+from headway.errors import Unavailable
 from headway.ledger.api import ClaimResult, Lease, Ledger
 from headway.ledger.keys import job_key
 from headway.ledger.memory import MemoryLedger
 from headway.ledger.redis_ledger import RedisLedger
 from headway.messages import Completion, Group, Ticket, VersionSpan
+
+T = TypeVar("T")
 
 
 class Stand(Protocol):
@@ -87,6 +91,15 @@ def tickets(start: int, stop: int) -> list[Ticket]:
 def ids(claimed: ClaimResult | Sequence[Lease]) -> list[int]:
     leases = claimed.leases if isinstance(claimed, ClaimResult) else claimed
     return [lease.ticket.ticket_id for lease in leases]
+
+
+async def persist(call: Callable[[], Awaitable[T]]) -> T:
+    """Repeats a call until its server is back."""
+    while True:
+        try:
+            return await call()
+        except Unavailable:
+            await asyncio.sleep(0.01)
 
 
 def payload_of(lease: Lease, length: int = 1) -> bytes:
