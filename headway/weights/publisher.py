@@ -90,7 +90,8 @@ class Publisher:
         self._lock = asyncio.Lock()
         self._latest: _Latest | None = None
         self._epoch: Epoch | None = None
-        self._number = 0
+        # of the last epoch; a learner that starts anew must be past its earlier ones
+        self._number = time.time_ns() // 1_000_000
         self._clients: dict[Key, MemberClient] = {}
         self._have: dict[Key, int] = {}  # the version each member installed last
         self._excluded: dict[Key, tuple[float, float]] = {}  # until when, for how long

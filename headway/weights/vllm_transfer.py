@@ -23,7 +23,8 @@ from headway.errors import EpochBroken, HeadwayError, WeightMismatch
 from headway.messages import EpochInvite, WeightManifest
 from headway.weights.checkpoint import checkpoint_shapes, ties_embeddings
 from headway.weights.group import WeightGroup
-from headway.weights.manifest import check_covers, check_digests, digest_of, tensor_bytes
+from headway.weights.landed import verify_landed
+from headway.weights.manifest import check_covers, check_digests
 from headway.weights.transfer import Staging
 
 
@@ -56,6 +57,7 @@ class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         self._group: WeightGroup | None = None
         self._staging = Staging()
         self._manifest: WeightManifest | None = None
+        self.num_landed = 0  # tensors that the last install found in the running model
         folder = self.model_config.model
         self._expected = checkpoint_shapes(folder)
         self._tied = ties_embeddings(folder)
@@ -158,7 +160,10 @@ class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
         finalize_layerwise_reload(self.model, self.model_config)
         self._refresh_tied()
-        self.verify_landed()
+        if self._manifest is None:
+            raise WeightMismatch("there is no received version to compare the model with")
+        sent = dict(self._staging.tensors())
+        self.num_landed = verify_landed(self.model, sent, self._manifest.version)
 
     def _refresh_tied(self) -> None:
         """Processes again the layers that share another's parameter.
@@ -187,48 +192,6 @@ class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             if info.can_load() and info.kernel_tensors is not None:
                 layerwise._place_kernel_tensors(layer, info)
             info.reset()
-
-    def verify_landed(self) -> int:
-        """How many of the model's own tensors were compared with the manifest.
-
-        Fused and repacked tensors have no counterpart in the manifest; for them what
-        was received counts. WeightMismatch names a tensor that differs.
-        """
-        manifest = self._manifest
-        if manifest is None:
-            raise WeightMismatch("there is no received version to compare the model with")
-        live = dict(self._kept_as_sent())
-        compared = 0
-        for spec in manifest.tensors:
-            tensor = live.get(spec.name)
-            if tensor is None or str(tensor.dtype) != f"torch.{spec.dtype}":
-                continue
-            if tensor.shape[1:] != spec.shape[1:] or tensor.shape[0] < spec.shape[0]:
-                continue
-            # vocabularies are padded at their end
-            digest = digest_of(tensor_bytes(tensor[: spec.shape[0]]))
-            if digest != spec.digest:
-                raise WeightMismatch(
-                    f"tensor {spec.name}: sent {spec.digest}, the running model holds {digest}"
-                    f" (version {manifest.version})"
-                )
-            compared += 1
-        if compared == 0:
-            raise WeightMismatch(
-                f"version {manifest.version}: none of its tensors can be found in the running"
-                " model, so nothing proves that it landed"
-            )
-        return compared
-
-    def _kept_as_sent(self) -> Any:
-        from vllm.model_executor.layers.linear import LinearBase
-
-        for prefix, module in self.model.named_modules():
-            if isinstance(module, LinearBase) and self.device.type == "cpu":
-                continue  # repacked for the CPU's matrix units
-            for name, parameter in module.named_parameters(recurse=False):
-                if parameter.ndim > 0 and parameter.numel() > 0:
-                    yield f"{prefix}.{name}" if prefix else name, parameter
 
     def leave(self) -> None:
         """Leaves the epoch; safe to repeat."""

@@ -49,9 +49,9 @@ class WeightWorker:
         return _reply(poll)
 
     def headway_install(self, version: int) -> Reply:
-        """Loads the received version; generation must be paused. `compared`: tensors proved."""
+        """Loads the received version; generation must be paused. `landed`: tensors proved."""
 
-        def install() -> None:
+        def install() -> Reply:
             try:
                 self.start_weight_update()
                 self.update_weights({"version": version})
@@ -60,6 +60,7 @@ class WeightWorker:
                 self._weight_update_active = False
                 self.weight_transfer_engine.abandon_update()
                 raise
+            return {"landed": self.weight_transfer_engine.num_landed}
 
         return _reply(install)
 

@@ -103,6 +103,8 @@ class VllmEngine:
         Each completion has a seed of its own, derived from `seed` and its place.
         Cancelling aborts them all. Unavailable: the engine died.
         """
+        if self._llm is None:
+            raise Unavailable(f"the vLLM engine is not running; request {request_id} is refused")
         tasks = [
             asyncio.create_task(
                 self._complete(f"{request_id}-{i}", prompt_ids, sampling, completion_seed(seed, i))
@@ -273,6 +275,9 @@ def _set_environment(config: VllmConfig) -> None:
         VLLM_CPU_OMP_THREADS_BIND=",".join(map(str, cores)),
     )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    if config.enforce_eager:
+        # vLLM would still compile two small sampling kernels at the first request: seconds
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 
 def _build(model: str, config: VllmConfig) -> Any:
@@ -293,6 +298,8 @@ def _build(model: str, config: VllmConfig) -> Any:
         seed=config.seed,
         logprobs_mode="processed_logprobs",
         enable_prefix_caching=True,
+        # vLLM's CPU runner dies when a seeded request's prompt is cut into chunks
+        enable_chunked_prefill=not on_cpu,
         disable_log_stats=True,
         enable_log_requests=False,
         kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30) if on_cpu else None,
@@ -369,5 +376,5 @@ async def _translated(call: Any) -> Any:
 
     try:
         return await call
-    except EngineDeadError as error:
-        raise Unavailable("the vLLM engine died; restart this node") from error
+    except EngineDeadError:
+        raise Unavailable("the vLLM engine died; restart this node") from None

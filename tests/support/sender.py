@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from headway.messages import EpochInvite, InstallReport
+from headway.messages import EpochInvite, InstallReport, WeightManifest
 from headway.weights.group import Rendezvous, WeightGroup
 from headway.weights.manifest import build_manifest
 from headway.weights.transfer import send
@@ -60,11 +60,16 @@ class DirectSender:
         )
 
     async def publish(
-        self, version: int, tensors: Mapping[str, Any], *, bucket_bytes: int = 1 << 16
+        self,
+        version: int,
+        tensors: Mapping[str, Any],
+        *,
+        bucket_bytes: int = 1 << 16,
+        manifest: WeightManifest | None = None,
     ) -> InstallReport:
-        """Broadcasts and installs one version."""
+        """Broadcasts and installs one version; `manifest` replaces the true one."""
         assert self._group is not None
-        manifest = build_manifest(version, tensors, bucket_bytes)
+        manifest = manifest or build_manifest(version, tensors, bucket_bytes)
         _, report = await asyncio.gather(
             asyncio.to_thread(send, self._group, manifest, tensors, "cpu"),
             self.engine.install(manifest, self.timeout_s),

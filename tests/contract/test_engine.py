@@ -1,0 +1,221 @@
+"""What every Engine promises, over all of them. A further engine is one more harness."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import pytest_asyncio
+
+from headway.errors import EpochBroken, Unavailable
+from headway.messages import Completion, InstallReport, WeightManifest
+from headway.weights.manifest import combined_digest
+from services.rollout.engine import Engine, Sampling
+from services.rollout.sim_engine import SimEngine, SimSettings
+from services.rollout.vllm_engine import VllmConfig, VllmEngine
+from tests.support.sender import DirectSender, load_tensors
+from tests.support.tiny_model import build_tiny_model
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+PROMPT = (5, 6, 7, 8)
+
+
+class Harness(Protocol):
+    engine: Engine
+
+    async def install(self, version: int) -> InstallReport:
+        """A version that is installed; what it holds is the harness's."""
+
+    async def break_install(self, version: int) -> InstallReport:
+        """An install whose weights never arrive."""
+
+    async def close(self) -> None:
+        """Ends the engine."""
+
+
+class SimHarness:
+    def __init__(self) -> None:
+        self.engine = SimEngine(SimSettings(tokens_per_s=2000.0, install_pause_s=0.01))
+
+    async def install(self, version: int) -> InstallReport:
+        return await self.engine.install(WeightManifest(version, (), 1), 5.0)
+
+    async def break_install(self, version: int) -> InstallReport:
+        return await self.engine.install(WeightManifest(version, (), 1), 0.001)
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+
+class VllmHarness:
+    def __init__(self, folder: Path) -> None:
+        self.folders = [build_tiny_model(folder / str(seed), seed=seed) for seed in (0, 1)]
+        self.tensors = [load_tensors(f) for f in self.folders]
+        self.engine = VllmEngine(
+            self.folders[0],
+            VllmConfig(dtype="float32", max_model_len=512, kv_cache_gib=0.1, max_num_seqs=32),
+        )
+        self.sender = DirectSender(self.engine)
+
+    async def install(self, version: int) -> InstallReport:
+        await self.sender.form()
+        return await self.sender.publish(version, self.tensors[version % 2])
+
+    async def break_install(self, version: int) -> InstallReport:
+        await self.sender.form()
+        self.sender.close()
+        return await self.engine.install(WeightManifest(version, (), 1), 5.0)
+
+    async def close(self) -> None:
+        self.sender.close()
+        await self.engine.close()
+
+
+def sim_harness(folder: Path) -> Harness:
+    return SimHarness()
+
+
+def vllm_harness(folder: Path) -> Harness:
+    return VllmHarness(folder)
+
+
+HARNESSES: dict[str, Callable[[Path], Harness]] = {"sim": sim_harness, "vllm": vllm_harness}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=sorted(HARNESSES))
+async def harness(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Harness]:
+    made = HARNESSES[request.param](tmp_path_factory.mktemp("engine"))
+    await made.engine.start()
+    yield made
+    await made.close()
+
+
+def check(completion: Completion, sampling: Sampling) -> None:
+    length = len(completion.token_ids)
+    assert 1 <= length <= sampling.max_tokens
+    assert len(completion.logprobs) == length
+    assert all(logprob <= 0.0 for logprob in completion.logprobs)
+    assert completion.finish_reason in ("stop", "length")
+    if completion.finish_reason == "length":
+        assert length == sampling.max_tokens
+    starts = [span.start for span in completion.spans]
+    ends = [span.end for span in completion.spans]
+    assert starts == [0, *ends[:-1]] and ends[-1] == length
+    assert all(span.start < span.end for span in completion.spans)
+    versions = [span.version for span in completion.spans]
+    assert versions == sorted(set(versions))
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - engines have no event for it
+            await asyncio.sleep(0.01)
+
+
+# in this order: the first test needs an engine that never had weights
+
+
+async def test_nothing_is_sampled_before_the_first_install(harness: Harness) -> None:
+    engine = harness.engine
+    assert engine.version is None and engine.num_tokens_sampled == 0 and engine.busy_s == 0.0
+    sampling = Sampling(max_tokens=4)
+    early = asyncio.create_task(engine.generate("early", PROMPT, 2, sampling, 1))
+    report = await harness.install(0)
+    assert report.version == 0 and engine.version == 0 and report.pause_s >= 0.0
+    for completion in await early:
+        check(completion, sampling)
+        assert [span.version for span in completion.spans] == [0]
+
+
+async def test_completions_are_whole_and_counted(harness: Harness) -> None:
+    engine = harness.engine
+    tokens, busy = engine.num_tokens_sampled, engine.busy_s
+    sampling = Sampling(max_tokens=12)
+    completions = await engine.generate("whole", PROMPT, 5, sampling, 3)
+    assert len(completions) == 5
+    for completion in completions:
+        check(completion, sampling)
+    assert engine.num_tokens_sampled - tokens == sum(len(c.token_ids) for c in completions)
+    assert engine.busy_s > busy
+    assert engine.num_completions_in_flight == 0
+
+
+async def test_the_seed_decides_and_completions_differ(harness: Harness) -> None:
+    sampling = Sampling(max_tokens=16, min_tokens=16)
+    runs = [
+        [c.token_ids for c in await harness.engine.generate(f"s{i}", PROMPT, 4, sampling, seed)]
+        for i, seed in enumerate((11, 11, 12))
+    ]
+    assert runs[0] == runs[1]
+    assert not set(runs[0]) & set(runs[2])
+    assert len(set(runs[0])) == 4
+
+
+async def test_bounds_on_length_hold(harness: Harness) -> None:
+    sampling = Sampling(max_tokens=7, min_tokens=7)
+    for completion in await harness.engine.generate("bounds", PROMPT, 3, sampling, 5):
+        check(completion, sampling)
+        assert len(completion.token_ids) == 7
+
+
+async def test_an_update_in_flight_splits_completions(harness: Harness) -> None:
+    engine = harness.engine
+    before = engine.version
+    assert before is not None
+    sampling = Sampling(max_tokens=400, min_tokens=400)
+    flight = asyncio.create_task(engine.generate("flight", PROMPT, 4, sampling, 9))
+    await eventually(lambda: engine.num_completions_in_flight == 4)
+    await harness.install(before + 1)
+    completions = await flight
+    for completion in completions:
+        check(completion, sampling)
+    last = {completion.spans[-1].version for completion in completions}
+    assert last == {before + 1}
+    assert all(c.oldest_version in (before, before + 1) for c in completions)
+    later = await engine.generate("later", PROMPT, 2, Sampling(max_tokens=4), 9)
+    assert {c.oldest_version for c in later} == {before + 1}
+
+
+async def test_cancelling_frees_the_engine(harness: Harness) -> None:
+    engine = harness.engine
+    sampling = Sampling(max_tokens=400, min_tokens=400)
+    flight = asyncio.create_task(engine.generate("cancelled", PROMPT, 4, sampling, 2))
+    await eventually(lambda: engine.num_completions_in_flight == 4)
+    flight.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await flight
+    assert engine.num_completions_in_flight == 0
+    await engine.generate("next", PROMPT, 1, Sampling(max_tokens=3), 2)
+
+
+async def test_after_a_broken_install_nothing_is_sampled_until_the_next(harness: Harness) -> None:
+    engine = harness.engine
+    with pytest.raises(EpochBroken):
+        await harness.break_install(40)
+    assert engine.version is None
+    waiting = asyncio.create_task(engine.generate("wait", PROMPT, 2, Sampling(max_tokens=4), 1))
+    report = await harness.install(41)
+    assert engine.version == report.version == 41
+    assert {c.oldest_version for c in await waiting} == {41}
+
+
+async def test_the_report_carries_the_combined_digest(harness: Harness) -> None:
+    report = await harness.install(50)
+    if harness.engine.transport == "none":
+        assert report.digest == combined_digest([])
+    else:
+        assert len(report.digest) == 32 and report.digest != combined_digest([])
+
+
+async def test_leaving_and_closing_repeat_and_end_it(harness: Harness) -> None:
+    engine: Any = harness.engine
+    for repeat in (engine.leave, engine.leave, engine.close, engine.close):
+        call: Callable[[], Awaitable[None]] = repeat
+        await call()
+    with pytest.raises(Unavailable):
+        await engine.generate("late", PROMPT, 1, Sampling(max_tokens=2), 1)
