@@ -151,9 +151,9 @@ class PlainView:
 
 
 def event_line(row: Row) -> str:
-    """An event for people: its local time, kind and message."""
+    """An event for people: its local time and message, or its kind where it has none."""
     moment = time.strftime("%H:%M:%S", time.localtime(float(row.get("time") or 0.0)))
-    return f"{moment} {row.get('kind', '')}: {row.get('message', '')}".rstrip(": ")
+    return f"{moment} {row.get('message') or row.get('kind', '')}"
 
 
 def step_line(row: Row, total: int) -> str:

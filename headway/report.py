@@ -81,6 +81,7 @@ def _charts(run: RunData) -> list[str]:
     eta = number_of(_at(run.job, "algorithm", "max_policy_lag"))
     return [
         line_chart("Reward", steps, lines(("mean", reward_key)), band=spread),
+        *_reward_parts(run),
         line_chart(
             "Response length (tokens)", steps, lines(("mean", "response_length/mean")), lengths
         ),
@@ -124,6 +125,19 @@ def _charts(run: RunData) -> list[str]:
             "Clipped tokens (fraction)", steps, lines(("clipped", "actor/pg_clipfrac")), floor=0.0
         ),
     ]
+
+
+def _reward_parts(run: RunData) -> list[str]:
+    """The parts of a composed grader, four at most; nothing where there is one grader only."""
+    keys = {key for row in run.metrics for key in row}
+    names = sorted(k.split("/")[1] for k in keys if k.startswith("reward/") and k.endswith("/mean"))
+    parts = [
+        Series(name, run.column(f"reward/{name}/mean"), f"s{i}")
+        for i, name in enumerate(names[:4], start=1)
+    ]
+    if len(parts) < 2:
+        return []
+    return [line_chart("Reward by part (mean)", run.steps, parts, floor=0.0)]
 
 
 def _phases(run: RunData) -> list[Series]:
@@ -249,6 +263,8 @@ def _elapsed(run: RunData) -> float | None:
 def _duration(seconds: float | None) -> str:
     if seconds is None:
         return "–"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

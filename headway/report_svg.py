@@ -170,13 +170,17 @@ def _axes(scale: Scale) -> str:
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_tick(tick)}</text>')
-    first, last = math.ceil(scale.first), math.floor(scale.last)
-    marks = sorted({round(first + (last - first) * i / 5) for i in range(6)})
-    for mark in marks:
+    for mark in step_marks(math.ceil(scale.first), math.floor(scale.last)):
         parts.append(
             f'<text x="{scale.x(mark):.1f}" y="{HEIGHT - 10}" text-anchor="middle">{mark}</text>'
         )
     return "".join(parts)
+
+
+def step_marks(first: int, last: int) -> list[int]:
+    """Steps to name under the axis: the first, then round ones, seven at most."""
+    gap = max(1, round(_round_gap(max(1, last - first) / 5)))
+    return [first, *(m for m in range(gap, last + 1, gap) if m - first > gap / 3)]
 
 
 def _tick(value: float) -> str:

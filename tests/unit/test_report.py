@@ -21,6 +21,7 @@ from headway.report_svg import (
     nice,
     scale_of,
     stack_chart,
+    step_marks,
 )
 
 
@@ -76,7 +77,7 @@ def test_numbers_of_the_page(tmp_path):
     # mean of 0.1 … 0.5 and of 0.7 … 1.1
     assert "0.3 → 0.9" in page
     assert "11 of 20" in page
-    assert "0 min 22 s" in page  # ten steps of 2 s between the rows, and the first one
+    assert "22.0 s" in page  # ten steps of 2 s between the rows, and the first one
     assert "1 / 2" in page
     assert "75% / 50%" in page
     assert 'class="limit"' in page
@@ -172,6 +173,24 @@ def test_scale_holds_all_values_with_round_ticks():
     assert scale.y(scale.high) == TOP
     flat = scale_of([1, 2], [3.0, 3.0])
     assert flat.low < 3.0 < flat.high
+
+
+def test_steps_under_the_axis_are_round():
+    assert step_marks(1, 30) == [1, 10, 20, 30]
+    assert step_marks(1, 4) == [1, 2, 3, 4]
+    assert step_marks(1, 1) == [1]
+    assert step_marks(401, 900) == [401, 500, 600, 700, 800, 900]
+
+
+def test_parts_of_a_composed_reward_have_their_own_chart(tmp_path):
+    run = run_folder(tmp_path / "run")
+    assert "Reward by part" not in write_report(run).read_text()
+    rows = [{"step": 1, "reward/format/mean": 0.75, "reward/correct/mean": 0.5}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = write_report(run).read_text()
+    assert "Reward by part" in page
+    assert "correct <b>0.5</b>" in page
+    assert "format <b>0.75</b>" in page
 
 
 def test_stacked_bars_add_up():

@@ -1,0 +1,213 @@
+"""The local fleet through the real command: it starts, survives, and leaves nothing behind."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from headway.fleet.state import read_state
+from tests.support.tiny_model import build_tiny_model
+from tests.support.whole_job import command, environment, free_port, tiny_job
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", seed=1, dtype="float32")
+
+
+class Command:
+    """A command under way, with all processes it has started."""
+
+    def __init__(self, tmp: Path, *args: str, **env: str) -> None:
+        self.tmp = tmp
+        self.process = subprocess.Popen(
+            command(tmp, *args), cwd=tmp, env={**environment(tmp), **env}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        self.lines: list[str] = []
+
+    def until(self, words: str) -> str:
+        """Reads up to the line that holds `words`, and returns it."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if words in line:
+                return line
+        raise AssertionError(f"no {words!r} in:\n{''.join(self.lines)}")
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self) -> int:
+        """Waits for the end; returns the exit code."""
+        rest, _ = self.process.communicate(timeout=150)
+        self.lines.append(rest)
+        return self.process.returncode
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+
+@pytest.fixture
+def headway(tmp_path):
+    started: list[Command] = []
+
+    def start(*args: str, **env: str) -> Command:
+        started.append(Command(tmp_path, *args, **env))
+        return started[-1]
+
+    yield start
+    subprocess.run(command(tmp_path, "down"), env=environment(tmp_path), check=True, timeout=150)
+    for one in started:
+        one.process.kill()
+        one.process.communicate()
+
+
+def write_job(tmp: Path, model: Path, **changes: object) -> str:
+    path = tmp / "job.yaml"
+    path.write_text(yaml.safe_dump(tiny_job(model, **changes)))
+    return str(path)
+
+
+def assert_gone(family: list[psutil.Process]) -> None:
+    assert len(family) >= 5  # Redis, coordinator, reward, learner, a rollout node
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert [process.cmdline() for process in alive] == []
+
+
+def rows(folder: Path, name: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def sim_run(headway, job: str, *flags: str) -> Command:
+    return headway("run", job, "--engine", "sim", "--port", str(free_port()), *flags)
+
+
+def test_ctrl_c_cancels_the_job_and_leaves_a_readable_run(headway, model, tmp_path):
+    run = sim_run(headway, write_job(tmp_path, model, trainer__total_training_steps=100_000))
+    run.until("step 2/")
+    family = run.family()
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130, run.output
+    assert_gone(family)
+    (folder,) = (tmp_path / "runs").iterdir()
+    steps = [row["step"] for row in rows(folder, "metrics.jsonl")]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) >= 2
+    assert "<svg" in (folder / "report.html").read_text()
+    assert yaml.safe_load((folder / "job.yaml").read_text())["seed"] == 3
+    assert read_state(tmp_path / "state") is None
+
+
+def test_a_second_ctrl_c_ends_everything_at_once(headway, model, tmp_path):
+    run = sim_run(headway, write_job(tmp_path, model, trainer__total_training_steps=100_000))
+    run.until("step 1/")
+    family = run.family()
+    run.process.send_signal(signal.SIGINT)
+    run.until("once more to stop at once")
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130, run.output
+    assert_gone(family)
+
+
+def test_ctrl_c_while_the_fleet_starts(headway, model, tmp_path):
+    run = sim_run(headway, write_job(tmp_path, model))
+    run.until("starting reward, learner")
+    family = run.family()
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130, run.output
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_a_killed_command_takes_its_children_with_it(headway, model, tmp_path):
+    run = sim_run(headway, write_job(tmp_path, model, trainer__total_training_steps=100_000))
+    run.until("step 1/")
+    family = run.family()
+    run.process.kill()
+    run.end()
+    assert_gone(family)
+    # What it left on disk does not keep the next one from starting.
+    again = sim_run(headway, write_job(tmp_path, model, trainer__total_training_steps=2))
+    assert again.end() == 0, again.output
+    assert "succeeded after 2 steps" in again.output
+
+
+def test_a_process_that_dies_at_its_start_shows_its_last_words(headway, tmp_path):
+    up = headway("up", "--engine", "sim", "--port", str(free_port()), HEADWAY_LOG_LEVEL="loud")
+    assert up.end() == 1, up.output
+    assert "coordinator ended with code" in up.output
+    assert "Unknown level: 'LOUD'" in up.output
+    assert read_state(tmp_path / "state") is None
+
+
+def test_a_killed_rollout_node_is_started_again_and_the_job_goes_on(headway, model, tmp_path):
+    changes = {"trainer__total_training_steps": 200, "rollout__lease_s": 3.0}
+    run = sim_run(headway, write_job(tmp_path, model, **changes))
+    run.until("step 3/")
+    state = read_state(tmp_path / "state")
+    assert state is not None
+    (node,) = (record for record in state.processes if record.name == "rollout-0")
+    os.kill(node.pid, signal.SIGKILL)
+    run.until("starting rollout-0 again")
+    assert run.end() == 0, run.output
+    assert "succeeded after 200 steps" in run.output
+
+
+def test_up_submit_watch_cancel_down(headway, model, tmp_path):
+    port = str(free_port())
+    up = headway("up", "--engine", "sim", "--rollouts", "2", "--port", port, "--detach")
+    assert up.end() == 0, up.output
+    state = read_state(tmp_path / "state")
+    assert state is not None
+    names = {record.name for record in state.processes}
+    assert names == {"coordinator", "reward", "learner", "rollout-0", "rollout-1", "valkey"}
+    assert (tmp_path / "state" / "fleet.json").stat().st_mode & 0o077 == 0  # it holds a password
+    family = [p for record in state.processes if (p := record.process()) is not None]
+    for process in family:  # the password is in no command line
+        assert state.redis_url not in " ".join(process.cmdline())
+
+    second = headway("up", "--engine", "sim", "--port", str(free_port()))
+    assert second.end() == 2
+    assert f"already up at http://127.0.0.1:{port}" in second.output
+
+    short = headway(
+        "submit", write_job(tmp_path, model, trainer__total_training_steps=2), "--follow"
+    )
+    assert short.end() == 0, short.output
+    assert "step 2/2" in short.output
+
+    long_job = write_job(tmp_path, model, trainer__total_training_steps=100_000)
+    run = headway("run", long_job)  # joins the fleet that is up
+    run.until("step 1/")
+    listed = headway("jobs", "--json")
+    assert listed.end() == 0
+    (newest, oldest) = json.loads(listed.output)
+    assert (newest["state"], oldest["state"]) == ("running", "succeeded")
+    assert headway("cancel", newest["job_id"]).end() == 0
+    assert run.end() == 130, run.output
+    events = headway("events", newest["job_id"], "--json")
+    assert events.end() == 0
+    kinds = [json.loads(line)["kind"] for line in events.output.splitlines()]
+    assert kinds[0] == "submitted"
+    assert kinds[-1] == "cancelled"
+
+    down = headway("down")
+    assert down.end() == 0
+    assert "coordinator" in down.output
+    assert_gone(family)
+
+
+def test_a_fleet_without_rollout_nodes_refuses_a_job(headway, model, tmp_path):
+    up = headway("up", "--rollouts", "0", "--port", str(free_port()), "--detach")
+    assert up.end() == 0, up.output
+    refused = headway("submit", write_job(tmp_path, model))
+    assert refused.end() == 3
+    assert "rollout" in refused.output
