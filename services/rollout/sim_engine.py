@@ -14,101 +14,50 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-import random
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import xxhash
 
-from headway.errors import EpochBroken, InvalidSpec, Unavailable
+from headway.errors import EpochBroken, Unavailable
 from headway.messages import (
     Completion,
     EpochInvite,
-    FinishReason,
     InstallReport,
     VersionSpan,
     WeightManifest,
 )
 from services.rollout.engine import Sampling
+from services.rollout.sim_content import EOS_ID, Content, Lengths, SimSettings, compose, plan
 
-LengthKind = Literal["constant", "uniform", "lognormal", "geometric"]
-EOS_ID = 0  # the one special token; it has no text
-ALPHABET = "0123456789 "  # token t > 0 reads ALPHABET[(t - 1) % 11]: numbers that graders can judge
+__all__ = ["EOS_ID", "Lengths", "SimEngine", "SimSettings"]
 _ROUNDING = 1e-9  # tokens; float error of the progress
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Tokens a completion wants, before `max_tokens` cuts it. Mean `mean` for every kind.
-
-    uniform: 1 … 2·mean − 1. lognormal: exp(N(ln mean − σ²/2, σ)). geometric: p = 1/mean.
-    """
-
-    kind: LengthKind = "constant"
-    mean: float = 32.0
-    sigma: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.mean < 1 or self.sigma < 0:
-            raise InvalidSpec(f"sim lengths need mean >= 1 and sigma >= 0, not {self}")
-
-    def draw(self, rng: random.Random) -> int:
-        """One length, at least 1 token."""
-        if self.kind == "constant":
-            return round(self.mean)
-        if self.kind == "uniform":
-            return rng.randint(1, max(1, round(2 * self.mean - 1)))
-        if self.kind == "lognormal":
-            location = math.log(self.mean) - self.sigma**2 / 2
-            return max(1, round(rng.lognormvariate(location, self.sigma)))
-        if self.mean == 1:
-            return 1
-        return max(1, math.ceil(math.log(1 - rng.random()) / math.log(1 - 1 / self.mean)))
-
-
-@dataclass(frozen=True, slots=True)
-class SimSettings:
-    """How the imitation behaves."""
-
-    tokens_per_s: float = 1000.0
-    shared: bool = False  # True: the rate is divided over the completions being sampled
-    lengths: Lengths = field(default_factory=Lengths)
-    vocab_size: int = 256
-    seed: int = 0
-    start_s: float = 0.0  # what loading the model takes
-    install_pause_s: float = 0.0  # sampling stands still for so long at each install
-
-    def __post_init__(self) -> None:
-        if self.tokens_per_s <= 0 or self.vocab_size < 2:
-            raise InvalidSpec("a sim engine needs tokens_per_s > 0 and vocab_size >= 2")
-        if self.start_s < 0 or self.install_pause_s < 0:
-            raise InvalidSpec("sim start_s and install_pause_s are seconds, not negative")
 
 
 @dataclass(slots=True, eq=False)
 class _Sample:
-    """One completion on its way: what it will say, and the versions that say it."""
+    """One completion on its way, and the versions that sample it."""
 
-    token_ids: list[int]
-    logprobs: list[float]
-    finish_reason: FinishReason
-    text: str
+    length: int  # tokens
+    compose: Callable[[], Content]  # called at the end: a cancelled one costs nothing
     start: float  # progress at admission
     done: asyncio.Future[Completion]
     cuts: list[tuple[int, int]]  # (first token, version), ascending
 
     @property
     def end(self) -> float:
-        return self.start + len(self.token_ids)
+        return self.start + self.length
 
     def sampled(self, progress: float) -> int:
         """Whole tokens sampled by now."""
-        return min(len(self.token_ids), math.floor(progress - self.start + _ROUNDING))
+        return min(self.length, math.floor(progress - self.start + _ROUNDING))
 
     def spans(self) -> tuple[VersionSpan, ...]:
         spans: list[VersionSpan] = []
         for (start, version), (end, _) in zip(
-            self.cuts, [*self.cuts[1:], (len(self.token_ids), -1)], strict=True
+            self.cuts, [*self.cuts[1:], (self.length, -1)], strict=True
         ):
             if start == end:
                 continue
@@ -225,12 +174,13 @@ class SimEngine:
                 sample.done.set_exception(Unavailable("the sim engine was closed"))
 
     def _admit(self, sampling: Sampling, seed: int, index: int) -> _Sample:
-        ids, logprobs, reason, text = _compose(self._settings, sampling, seed, index)
+        draw = partial(compose, self._settings, sampling, seed, index)
+        _, length, _ = plan(self._settings, sampling, seed, index)
+        if sampling.stop:
+            length = len(draw()[0])
         sample = _Sample(
-            token_ids=ids,
-            logprobs=logprobs,
-            finish_reason=reason,
-            text=text,
+            length=length,
+            compose=draw,
             start=self._progress,
             done=asyncio.get_running_loop().create_future(),
             cuts=[] if self._version is None else [(0, self._version)],
@@ -283,17 +233,10 @@ class SimEngine:
 
     def _end(self, sample: _Sample) -> None:
         self._active.discard(sample)
-        self._ended_tokens += len(sample.token_ids)
+        self._ended_tokens += sample.length
         if not sample.done.done():
-            sample.done.set_result(
-                Completion(
-                    token_ids=tuple(sample.token_ids),
-                    logprobs=tuple(sample.logprobs),
-                    finish_reason=sample.finish_reason,
-                    spans=sample.spans(),
-                    text=sample.text,
-                )
-            )
+            ids, logprobs, reason, text = sample.compose()
+            sample.done.set_result(Completion(ids, logprobs, reason, sample.spans(), text))
 
     def _arm(self) -> None:
         """Sets the one timer to the next end."""
@@ -310,27 +253,3 @@ class SimEngine:
     def _on_timer(self) -> None:
         self._advance()
         self._arm()
-
-
-def _compose(
-    settings: SimSettings, sampling: Sampling, seed: int, index: int
-) -> tuple[list[int], list[float], FinishReason, str]:
-    """(token ids, log-probs, finish reason, text) of one completion.
-
-    A stop string ends the completion with the token that completes it; the text ends
-    before it, as vLLM has it.
-    """
-    rng = random.Random(f"{settings.seed}:{seed}:{index}")
-    wanted = max(settings.lengths.draw(rng), sampling.min_tokens)
-    length = min(wanted, sampling.max_tokens)
-    ids = [rng.randrange(1, settings.vocab_size) for _ in range(length)]
-    reason: FinishReason = "stop" if wanted <= sampling.max_tokens else "length"
-    text = "".join(ALPHABET[(token - 1) % len(ALPHABET)] for token in ids)
-    if reason == "stop":
-        ids[-1] = EOS_ID
-        text = text[:-1]
-    hits = [(found + len(stop), found) for stop in sampling.stop if (found := text.find(stop)) >= 0]
-    if hits:
-        end, begin = min(hits)
-        ids, text, reason = ids[:end], text[:begin], "stop"
-    return ids, [-3.0 * rng.random() for _ in ids], reason, text
