@@ -165,7 +165,7 @@ class Lead:
     async def _wind_up(self, code: int) -> None:
         """Ends what is shared with others; each part is tried whatever befell the rest."""
         if code != RETRY:
-            await _tried("closing the ledger", self._ledger.close())
+            await _tried("closing the ledger", patiently(self._ledger.close))
         if self._publisher is not None:
             await _tried("closing the weight group", self._publisher.close())
         await _tried("writing the journal", self._events.flush())
