@@ -78,7 +78,9 @@ def load_policy(path: Path, *, gradient_checkpointing: bool = False) -> Policy:
     be noise. InvalidSpec when the folder or its architecture cannot be trained.
     """
     from transformers import AttentionInterface, AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # a service's stderr is its log
     AttentionInterface.register(attention.NAME, attention.tree_attention)
     if not (path / "config.json").is_file():
         raise InvalidSpec(f"{path} is not a model folder: it has no config.json")

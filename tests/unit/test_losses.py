@@ -62,7 +62,7 @@ def mean_and_gradient(values: Tensor, mask: Tensor, count: int) -> tuple[float, 
     out = token_mean(leaf, mask, count)
     out.backward()  # type: ignore[no-untyped-call]
     assert leaf.grad is not None
-    return float(out), leaf.grad.tolist()
+    return float(out.detach()), leaf.grad.tolist()
 
 
 def test_token_mean_with_holes():
