@@ -85,8 +85,8 @@ class Child:
             return False
 
     def last_words(self) -> str:
-        """The last lines of its log, for people."""
-        return last_lines(self.spec.log)
+        """The last lines of its log, for people, and where the rest is."""
+        return f"{last_lines(self.spec.log)}\n(from {self.spec.log})"
 
     def signal_group(self, number: signal.Signals) -> None:
         """Signals the child and what shares its process group."""
@@ -115,7 +115,7 @@ def stop_children(children: Sequence[Child], patience_s: float, hurry: Callable[
 
 
 def last_lines(log: Path, count: int = _NUM_LOG_LINES) -> str:
-    """The end of a log; JSON lines are shown as their level and message."""
+    """The end of a log; JSON lines are shown as level, message and what was raised."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
     except OSError:
@@ -126,7 +126,8 @@ def last_lines(log: Path, count: int = _NUM_LOG_LINES) -> str:
 def _plain(line: str) -> str:
     try:
         row = json.loads(line)
-        return f"{row.get('level', '')} {row['message']}".strip()
+        cause = str(row.get("exception", "")).strip().splitlines()[-1:]
+        return " ".join([str(row.get("level", "")), row["message"], *cause]).strip()
     except (ValueError, KeyError, TypeError, AttributeError):
         return line
 

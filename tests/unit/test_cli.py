@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from headway.fleet.child import last_lines
 from headway.fleet.state import (
     FleetState,
     ProcessRecord,
@@ -272,3 +273,13 @@ def test_help_imports_no_command():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_last_lines_of_a_log_are_for_people(tmp_path):
+    log = tmp_path / "x.log"
+    assert last_lines(log) == "(no log)"
+    log.write_text("")
+    assert last_lines(log) == "(the log is empty)"
+    row = {"level": "error", "message": "it broke", "exception": "Traceback\n  x\nKeyError: 'a'"}
+    log.write_text("first\nsecond\n" + json.dumps(row) + "\n[1, 2]\n")
+    assert last_lines(log, 3) == "second\nerror it broke KeyError: 'a'\n[1, 2]"
