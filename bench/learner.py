@@ -5,7 +5,7 @@
 Baseline: each group right-padded into one batch through the model's own forward pass
 (`transformers`, sdpa), log-softmax over whole logits, one backward pass a group. Ours:
 the learner's own `step.backward`. Both float32 where the machine has no bfloat16
-products, one thread. Completions are random tokens: only prompts are shared, and
+thread. Completions are random tokens: only prompts are shared, and
 nothing but the prompt; a real job, whose prompts and answers begin alike, gains more.
 
 Times are CPU seconds of this process, medians over repeats, so that other work on the
