@@ -4,9 +4,9 @@
 
 Baseline: each group right-padded into one batch through the model's own forward pass
 (`transformers`, sdpa), log-softmax over whole logits, one backward pass a group. Ours:
-the learner's own `step.backward`. Both float32 where the machine has no bfloat16
-thread. Completions are random tokens: only prompts are shared, and
-nothing but the prompt; a real job, whose prompts and answers begin alike, gains more.
+the learner's own `step.backward`. Both float32, one thread.
+Completions are random tokens that share nothing but their group's prompt; a
+real job, whose prompts and answers begin alike, gains more.
 
 Times are CPU seconds of this process, medians over repeats, so that other work on the
 machine disturbs them less. The last line is one JSON object.
