@@ -13,7 +13,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 from headway.errors import HeadwayError
@@ -54,10 +54,7 @@ class Lifecycle:
 
     async def cancel_tasks(self) -> None:
         """Cancels what still runs and waits for it."""
-        tasks = [task for task in self._tasks if not task.done()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(list(self._tasks))
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -67,6 +64,19 @@ class Lifecycle:
         log.error("task %s ended: %s", task.get_name(), error, exc_info=task.exception())
         self._failure = error
         self.stopping.set()
+
+
+async def end_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancels tasks until all have ended; what they end with is not looked at.
+
+    Once is not enough: `asyncio.wait_for` of Python 3.11, through which the Redis client
+    sends, drops a cancellation that meets the end of what it waits for.
+    """
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=0.2)
 
 
 def run(main: Callable[[Lifecycle], Awaitable[None]]) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from headway.errors import HeadwayError
 from headway.jobspec import JobSpec, parse_job
 from headway.ledger.redis_ledger import RedisLedger
+from headway.lifecycle import end_tasks
 from headway.pb import fleet_pb2
 from headway.redis_client import connect
 from headway.report import write_report
@@ -99,10 +100,7 @@ class LearnerAgent:
 
     async def stop(self) -> None:
         """Kills the ranks; the jobs can be resumed by another agent."""
-        tasks = [w.task for w in self._works.values() if w.task and not w.task.done()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(w.task for w in self._works.values() if w.task is not None)
 
     def _begin(self, assignment: fleet_pb2.Assignment) -> None:
         try:

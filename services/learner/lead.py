@@ -18,6 +18,7 @@ from headway.errors import HeadwayError
 from headway.jobspec import JobSpec
 from headway.journal import Journal
 from headway.ledger.redis_ledger import RedisLedger
+from headway.lifecycle import end_tasks
 from headway.models import model_digest, resolve_model
 from headway.redis_client import connect
 from headway.report import write_report
@@ -97,7 +98,7 @@ class Lead:
             detail = f"{type(error).__name__}: {error}"
             ending = {"phase": "failed", "detail": detail, "error_kind": HeadwayError.kind}
         await self._wind_up(code)
-        writer.cancel()
+        await end_tasks([writer])
         await self._redis.aclose()
         self._reporter.update(**ending, retryable=code == RETRY)
         return code
@@ -181,7 +182,7 @@ async def or_stop(work: Coroutine[Any, Any, T], stopping: asyncio.Event) -> T:
     if task.done():
         return task.result()
     task.cancel()
-    await asyncio.wait({task}, timeout=1.0)
+    await asyncio.wait({task}, timeout=1.0)  # torch cannot be interrupted, and is not waited for
     raise Cancelled
 
 

@@ -26,6 +26,7 @@ from headway.codec import unpack_group
 from headway.errors import TrainingDiverged
 from headway.jobspec import JobSpec
 from headway.ledger.api import Ledger, LedgerConfig, TakeResult
+from headway.lifecycle import end_tasks
 from headway.messages import Group
 from headway.telemetry import get_logger
 from services.learner.collective import IDLE_EVERY_S
@@ -46,6 +47,7 @@ _ADMIT_EVERY_S = 0.5  # how often joiners are looked for
 _POLL_S = 0.01
 _MAX_POLL_S = 0.1
 _CANCEL_PATIENCE_S = 2.0
+_SAVE_PATIENCE_S = 60.0
 
 
 class Publishes(Protocol):
@@ -131,7 +133,10 @@ class Loop:
                     await self._save_if_cheap()
                 raise Cancelled
         finally:
-            await _end([steps, stop, *helpers, *filter(None, [self._publishing])])
+            await end_tasks([steps, stop, *helpers, *filter(None, [self._publishing])])
+            # A checkpoint under way is of a good state: a failed job keeps it too.
+            patience_s = _CANCEL_PATIENCE_S if stopping.is_set() else _SAVE_PATIENCE_S
+            await self._p.saver.settle(patience_s)
             await self._meter.close()
 
     async def _steps(self, stopping: asyncio.Event) -> None:
@@ -306,12 +311,6 @@ class Loop:
 
 def _task(coro: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
     return asyncio.create_task(coro, name=name)
-
-
-async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _mean(values: Sequence[float]) -> float:

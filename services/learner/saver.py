@@ -12,11 +12,13 @@ import time
 from headway.data.stream import Cursor
 from headway.jobspec import JobSpec
 from headway.ledger.api import Ledger
+from headway.telemetry import get_logger
 from services.learner.checkpoint import Checkpointer, Manifest
 from services.learner.crew import Crew
 from services.learner.events import Events
 from services.learner.patience import patiently
 
+log = get_logger(__name__)
 CHEAP_S = 2.0  # a cancelled job is saved once more if that takes no longer
 
 
@@ -85,6 +87,13 @@ class Saver:
         """Returns when the checkpoint under way is durable; raises what it failed with."""
         if self._task is not None:
             await asyncio.shield(self._task)
+
+    async def settle(self, patience_s: float) -> None:
+        """Gives a checkpoint under way some time when the job ends otherwise; never raises."""
+        if self._task is not None and not self._task.done():
+            await asyncio.wait({self._task}, timeout=patience_s)
+        if self._task is not None and self._task.done() and self._task.exception() is not None:
+            log.warning("the last checkpoint failed: %s", self._task.exception())
 
     def is_cheap(self, step: int) -> bool:
         """Whether a cancelled job may be saved: something new, and saves are quick."""

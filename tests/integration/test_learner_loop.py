@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from headway.jobspec import parse_job
 from headway.journal import Journal
 from headway.ledger.redis_ledger import RedisLedger
+from headway.lifecycle import end_tasks
 from headway.redis_client import connect
 from services.learner.lead import Lead
 from services.learner.loop import ledger_config
@@ -249,8 +250,7 @@ async def test_without_a_checkpoint_steps_are_retraced_while_their_groups_are_th
         node.held_from = 6
         work = asyncio.create_task(place.lead(spec))
         await seen_step(place, 3)
-        work.cancel()  # as sudden as a kill for what was not yet written
-        await asyncio.gather(work, return_exceptions=True)
+        await end_tasks([work])  # as sudden as a kill for what was not yet written
         node.gate.set()
         code, status = await place.lead(spec)
     assert (code, status.step) == (0, STEPS)

@@ -15,6 +15,7 @@ import grpc
 
 from headway.codec import pack_group
 from headway.ledger.api import Lease, Ledger, Member
+from headway.lifecycle import end_tasks
 from headway.messages import Completion, Group, VersionSpan
 from headway.pb import rollout_pb2, rollout_pb2_grpc
 from headway.rpc import grpc_server
@@ -100,8 +101,7 @@ class ScriptedNode(rollout_pb2_grpc.RolloutServiceServicer):
             finally:
                 if work.done():
                     work.result()  # a node that died fails its test instead of hanging it
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+                await end_tasks([work])
 
     async def _work(self, address: str) -> None:
         while True:

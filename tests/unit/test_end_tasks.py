@@ -1,0 +1,21 @@
+"""Tasks end even when they drop a cancellation."""
+
+import asyncio
+
+from headway.lifecycle import end_tasks
+
+
+async def test_a_task_that_drops_its_first_cancellation_still_ends():
+    dropped = asyncio.Event()
+
+    async def stubborn():
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            dropped.set()
+        await asyncio.sleep(3600)
+
+    task = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    await end_tasks([task])
+    assert dropped.is_set() and task.cancelled()
