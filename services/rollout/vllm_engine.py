@@ -36,7 +36,7 @@ _POLL_S = 0.01
 class VllmConfig:
     """How vLLM is set up. `cpu_cores` None: the cores this process may use."""
 
-    dtype: str = "bfloat16"
+    dtype: str = "auto"  # bfloat16 where the processor computes in it, else float32
     max_model_len: int | None = None
     enforce_eager: bool = True
     kv_cache_gib: float = 1.0  # of the CPU's memory; a GPU is filled to gpu_memory_utilization
@@ -93,7 +93,7 @@ class VllmEngine:
         if not (self._model / "config.json").is_file():
             raise InvalidSpec(f"{self._model} is no Hugging Face folder: no config.json in it")
         _set_environment(self._config)
-        self._llm = await asyncio.to_thread(_build, str(self._model), self._config)
+        await asyncio.to_thread(self._build)
 
     async def generate(
         self, request_id: str, prompt_ids: tuple[int, ...], n: int, sampling: Sampling, seed: int
@@ -174,9 +174,17 @@ class VllmEngine:
         self._version = None
         self._open.clear()
         if llm is not None:
+            handler = llm.output_handler
+            if handler is not None:  # it would report the end of vLLM's processes as a failure
+                handler.cancel()
+                await asyncio.wait([handler])
             await asyncio.to_thread(llm.shutdown)
 
     # -- sampling
+
+    def _build(self) -> None:
+        # set from the thread itself: a result would keep the engine alive in its future
+        self._llm = _build(str(self._model), self._config)
 
     async def _complete(
         self, request_id: str, prompt_ids: tuple[int, ...], sampling: Sampling, seed: int
@@ -266,6 +274,17 @@ def completion_seed(seed: int, index: int) -> int:
     return xxhash.xxh3_64_intdigest(struct.pack("<QI", seed & (2**64 - 1), index)) >> 1
 
 
+def compute_dtype(on_cpu: bool) -> str:
+    """float32 on a CPU without bfloat16 instructions, which emulates it many times slower."""
+    import torch
+
+    capable = any(
+        torch.cpu.get_capabilities().get(name, False)
+        for name in ("avx512_bf16", "amx_bf16", "bf16")
+    )
+    return "bfloat16" if capable or not on_cpu else "float32"
+
+
 def _set_environment(config: VllmConfig) -> None:
     cores = config.cpu_cores or tuple(sorted(os.sched_getaffinity(0)))
     os.environ.update(
@@ -291,7 +310,7 @@ def _build(model: str, config: VllmConfig) -> Any:
     on_cpu = current_platform.is_cpu()
     args = AsyncEngineArgs(
         model=model,
-        dtype=config.dtype,
+        dtype=compute_dtype(on_cpu) if config.dtype == "auto" else config.dtype,
         max_model_len=config.max_model_len,
         enforce_eager=config.enforce_eager,
         max_num_seqs=config.max_num_seqs,

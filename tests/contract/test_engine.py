@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from headway.errors import EpochBroken, Unavailable
 from headway.messages import Completion, InstallReport, WeightManifest
-from headway.weights.manifest import combined_digest
+from headway.weights.manifest import build_manifest, combined_digest
 from services.rollout.engine import Engine, Sampling
 from services.rollout.sim_engine import SimEngine, SimSettings
 from services.rollout.vllm_engine import VllmConfig, VllmEngine
@@ -67,7 +67,7 @@ class VllmHarness:
     async def break_install(self, version: int) -> InstallReport:
         await self.sender.form()
         self.sender.close()
-        return await self.engine.install(WeightManifest(version, (), 1), 5.0)
+        return await self.engine.install(build_manifest(version, self.tensors[0]), 5.0)
 
     async def close(self) -> None:
         self.sender.close()
