@@ -104,9 +104,13 @@ class ScriptedNode(rollout_pb2_grpc.RolloutServiceServicer):
                 await end_tasks([work])
 
     async def _work(self, address: str) -> None:
+        me = Member("scripted", address, "none")
+
+        async def announce() -> None:
+            await self.ledger.announce(me, ttl_s=60.0)
+
         while True:
-            me = Member("scripted", address, "none")
-            await patiently(lambda: self.ledger.announce(me, ttl_s=60.0))
+            await patiently(announce)
             if self.installed:
                 await self._serve_one()
             await asyncio.sleep(0.01)
