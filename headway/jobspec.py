@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headway.errors import InvalidSpec
+from headway.precision import DtypeOrAuto
 
 
 class Section(BaseModel):
@@ -104,7 +105,9 @@ class ActorSpec(Section):
         default=None, ge=1, description="groups an optimiser update; default: the whole batch"
     )
     ppo_epochs: int = Field(default=1, ge=1)
-    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    compute_dtype: DtypeOrAuto = Field(
+        default="auto", description="auto: bfloat16 where the machine multiplies it, else float32"
+    )
     gradient_checkpointing: bool = False
     num_ranks: int = Field(default=1, ge=1, description="training processes (FSDP2 when > 1)")
     max_nonfinite_steps: int = Field(default=3, ge=1, description="skipped steps before failure")
@@ -119,7 +122,9 @@ class RolloutSpec(Section):
     top_k: int = Field(default=0, ge=0, description="0: off")
     max_tokens: int = Field(default=256, ge=1, description="tokens a completion")
     stop: tuple[str, ...] = ()
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: DtypeOrAuto = Field(
+        default="auto", description="of the weights sent and sampled with; auto as compute_dtype"
+    )
     min_nodes: int = Field(default=1, ge=1, description="nodes needed to start")
     max_nodes: int | None = Field(default=None, ge=1, description="nodes used at most")
     enforce_eager: bool = True

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from headway.jobspec import JobSpec
 from headway.model_size import ModelShape
+from headway.precision import DtypeOrAuto, has_gpu, resolve_dtype
 
 GIB = 1 << 30
 _DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
@@ -32,18 +33,23 @@ class PoolMemory:
         return sum(self.terms.values())
 
 
+def _width(dtype: DtypeOrAuto) -> int:
+    """Bytes of one value on this machine, which is taken to be like the fleet's."""
+    return _DTYPE_BYTES[resolve_dtype(dtype, on_gpu=has_gpu())]
+
+
 def learner_rank_memory(job: JobSpec, shape: ModelShape) -> PoolMemory:
     """One training process; sharded terms are divided by `actor.num_ranks`, rounded up."""
     ranks, params = job.actor.num_ranks, shape.num_params
     shard = -(-params // ranks)
-    compute = _DTYPE_BYTES[job.actor.compute_dtype]
+    compute = _width(job.actor.compute_dtype)
     tokens = longest_row(job)
     terms = {
         "master weights (float32)": 4 * shard,
         "compute copy": compute * shard if compute < 4 else 0,
         "gradients (float32)": 4 * shard,
         "AdamW moments (float32)": 8 * shard,
-        "staging copy for publishing": _DTYPE_BYTES[job.rollout.dtype] * params,
+        "staging copy for publishing": _width(job.rollout.dtype) * params,
         f"activations, one row of {tokens} tokens": activation_bytes(job, shape, tokens),
         "process": _LEARNER_PROCESS_BYTES,
     }
@@ -57,7 +63,7 @@ def activation_bytes(job: JobSpec, shape: ModelShape, tokens: int) -> int:
     attention and MLP outputs), the query, key and value heads, 4 MLP vectors. With
     gradient checkpointing: each layer's input, and one layer's full set.
     """
-    width = _DTYPE_BYTES[job.actor.compute_dtype]
+    width = _width(job.actor.compute_dtype)
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     layer = 6 * shape.hidden_size + heads + 4 * shape.intermediate_size
     if job.actor.gradient_checkpointing:
@@ -72,10 +78,10 @@ def rollout_node_memory(job: JobSpec, shape: ModelShape, engine: str) -> PoolMem
     """One rollout node on CPUs, all its processes together. The sim engine holds no model."""
     if engine == "sim":
         return PoolMemory({"process": _SIM_PROCESS_BYTES})
-    weights = _DTYPE_BYTES[job.rollout.dtype] * shape.num_params
+    weights = _width(job.rollout.dtype) * shape.num_params
     return PoolMemory(
         {
-            f"weights ({job.rollout.dtype})": weights,
+            f"weights ({resolve_dtype(job.rollout.dtype, on_gpu=has_gpu())})": weights,
             "incoming weights": weights,
             "KV cache": int(job.rollout.kv_cache_gib * GIB),
             "process": _ROLLOUT_PROCESS_BYTES,
@@ -85,7 +91,7 @@ def rollout_node_memory(job: JobSpec, shape: ModelShape, engine: str) -> PoolMem
 
 def kv_bytes_per_token(job: JobSpec, shape: ModelShape) -> int:
     """Keys and values of one token in all layers."""
-    width = _DTYPE_BYTES[job.rollout.dtype]
+    width = _width(job.rollout.dtype)
     return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * width
 
 
@@ -101,4 +107,4 @@ def checkpoint_bytes(shape: ModelShape) -> int:
 
 def export_bytes(job: JobSpec, shape: ModelShape) -> int:
     """The exported Hugging Face folder, in the rollout dtype."""
-    return _DTYPE_BYTES[job.rollout.dtype] * shape.num_params
+    return _width(job.rollout.dtype) * shape.num_params

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -12,24 +10,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from headway.precision import DtypeOrAuto, resolve_dtype
 from services.learner.model import Policy
 
-ComputeDtype = Literal["bfloat16", "float32"]
 
-
-def compute_dtype(wanted: ComputeDtype, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products: bfloat16 only where the machine multiplies it.
-
-    Without such instructions a CPU emulates bfloat16 at a tenth of float32's speed and
-    less; there float32, which is only more exact, is used. See docs/adr/0005.
-    """
-    if wanted == "float32":
-        return torch.float32
-    if device.type == "cpu" and not (
-        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    ):
-        return torch.float32
-    return torch.bfloat16
+def compute_dtype(wanted: DtypeOrAuto, device: torch.device) -> torch.dtype:
+    """The dtype of matrix products on this device."""
+    dtype: torch.dtype = getattr(torch, resolve_dtype(wanted, on_gpu=device.type != "cpu"))
+    return dtype
 
 
 def place(policy: Policy, dtype: torch.dtype, world: int, device: torch.device) -> None:

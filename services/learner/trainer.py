@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from headway.errors import InvalidSpec
 from headway.jobspec import JobSpec
 from headway.messages import Group
+from headway.precision import resolve_dtype
 from headway.rl import metrics
 from headway.rl.lr import learning_rate
 from services.learner.batch import make_batch
@@ -222,7 +223,8 @@ class FsdpTrainer:
 
     def weights(self) -> list[tuple[str, Tensor]]:
         """See `Trainer`. A tied lm_head is not listed twice."""
-        dtype = getattr(torch, self._spec.rollout.dtype)
+        wanted = self._spec.rollout.dtype
+        dtype = getattr(torch, resolve_dtype(wanted, on_gpu=self._device.type != "cpu"))
         return list(self._gather(dtype).items())
 
     def _gather(self, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from headway.messages import (
     VersionSpan,
     WeightManifest,
 )
+from headway.precision import DtypeOrAuto, resolve_dtype
 from headway.telemetry import get_logger
 from services.rollout.engine import Sampling
 
@@ -36,7 +37,7 @@ _POLL_S = 0.01
 class VllmConfig:
     """How vLLM is set up. `cpu_cores` None: the cores this process may use."""
 
-    dtype: str = "auto"  # bfloat16 where the processor computes in it, else float32
+    dtype: DtypeOrAuto = "auto"
     max_model_len: int | None = None
     enforce_eager: bool = True
     kv_cache_gib: float = 1.0  # of the CPU's memory; a GPU is filled to gpu_memory_utilization
@@ -274,17 +275,6 @@ def completion_seed(seed: int, index: int) -> int:
     return xxhash.xxh3_64_intdigest(struct.pack("<QI", seed & (2**64 - 1), index)) >> 1
 
 
-def compute_dtype(on_cpu: bool) -> str:
-    """float32 on a CPU without bfloat16 instructions, which emulates it many times slower."""
-    import torch
-
-    capable = any(
-        torch.cpu.get_capabilities().get(name, False)
-        for name in ("avx512_bf16", "amx_bf16", "bf16")
-    )
-    return "bfloat16" if capable or not on_cpu else "float32"
-
-
 def _set_environment(config: VllmConfig) -> None:
     cores = config.cpu_cores or tuple(sorted(os.sched_getaffinity(0)))
     os.environ.update(
@@ -310,7 +300,7 @@ def _build(model: str, config: VllmConfig) -> Any:
     on_cpu = current_platform.is_cpu()
     args = AsyncEngineArgs(
         model=model,
-        dtype=compute_dtype(on_cpu) if config.dtype == "auto" else config.dtype,
+        dtype=resolve_dtype(config.dtype, on_gpu=not on_cpu),
         max_model_len=config.max_model_len,
         enforce_eager=config.enforce_eager,
         max_num_seqs=config.max_num_seqs,
@@ -319,6 +309,9 @@ def _build(model: str, config: VllmConfig) -> Any:
         enable_prefix_caching=True,
         # vLLM's CPU runner dies when a seeded request's prompt is cut into chunks
         enable_chunked_prefill=not on_cpu,
+        # the CPU's smallest: completions of one prompt share its whole blocks, and vLLM's
+        # default of 128 would share nothing of a short prompt
+        block_size=32 if on_cpu else None,
         disable_log_stats=True,
         enable_log_requests=False,
         kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30) if on_cpu else None,

@@ -54,7 +54,8 @@ def job(folder: Path | str, **changes: dict[str, object]) -> JobSpec:
             "train_batch_size": 4, "max_prompt_length": 10,
         },
         "reward": {"grader": {"type": "numeric"}},
-        "rollout": {"n": 3, "max_tokens": 5, "kv_cache_gib": 0.5},
+        "actor": {"compute_dtype": "bfloat16"},
+        "rollout": {"n": 3, "max_tokens": 5, "kv_cache_gib": 0.5, "dtype": "bfloat16"},
         "trainer": {"total_training_steps": 25, "save_freq": 10, "max_ckpt_to_keep": 2},
     }  # fmt: skip
     for section, values in changes.items():

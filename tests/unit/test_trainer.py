@@ -293,8 +293,9 @@ def test_share_deals_each_mini_batch_out():
     assert share(ids, 3, 4, 8) == [13, 17]
 
 
-def test_float32_is_never_computed_in_bfloat16():
+def test_auto_is_what_the_machine_multiplies_fast():
     assert compute_dtype("float32", CPU) == torch.float32
+    assert compute_dtype("bfloat16", CPU) == torch.bfloat16
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    assert compute_dtype("bfloat16", CPU) == (torch.bfloat16 if native else torch.float32)
-    assert compute_dtype("bfloat16", torch.device("cuda")) == torch.bfloat16
+    assert compute_dtype("auto", CPU) == (torch.bfloat16 if native else torch.float32)
+    assert compute_dtype("auto", torch.device("cuda")) == torch.bfloat16
