@@ -141,10 +141,13 @@ class Loop:
 
     async def _steps(self, stopping: asyncio.Event) -> None:
         clock = time.monotonic
-        self._row_at = clock()
-        self._p.crew.busy.start(self._row_at)
         if self._start >= self._published:
             await self._send(self._start)
+            if self._publishing is not None:
+                await self._publishing  # there is nothing to overlap it with
+        self._row_at = clock()
+        self._p.crew.busy.start(self._row_at)
+        await self._meter.read()
         for step in range(self._start, self._p.spec.trainer.total_training_steps):
             if stopping.is_set():
                 return
@@ -192,7 +195,7 @@ class Loop:
             if stopping.is_set():
                 raise Cancelled
             if clock() >= say_at:
-                self._say_waiting(step, took, clock() - began)
+                await self._say_waiting(step, took, clock() - began)
                 say_at = clock() + _SAY_EVERY_S
             if clock() - kept_alive > IDLE_EVERY_S:
                 await self._p.crew.idle()
@@ -298,13 +301,18 @@ class Loop:
         p.folder.append_metrics(row)
         p.events.metrics(step + 1, row)
 
-    def _say_waiting(self, step: int, took: TakeResult, waited_s: float) -> None:
+    async def _say_waiting(self, step: int, took: TakeResult, waited_s: float) -> None:
         holders = ", ".join(
             f"ticket {h.ticket_id} on {h.node_id} since {h.held_s:.0f} s" for h in took.waiting_for
         )
         batch = self._p.spec.data.train_batch_size
-        text = f"step {step + 1} waits since {waited_s:.0f} s: {took.num_ready} of {batch} groups"
-        text += f" are here; held up by {holders}" if holders else " are here"
+        counts = await patiently(self._p.ledger.counts)
+        nodes = len(await patiently(self._p.ledger.members))
+        text = (
+            f"step {step + 1} waits since {waited_s:.0f} s: {took.num_ready} of {batch} groups are"
+            f" here, {counts.leased} are being sampled by {nodes} rollout nodes"
+        )
+        text += f"; held up by {holders}" if holders else ""
         self._p.reporter.update(detail=text)
         self._p.events.add("waiting", text, step=step + 1)
 

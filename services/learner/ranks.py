@@ -2,7 +2,7 @@
 
 All ranks live and die together. One that ends without a word (killed, crashed) or
 with a failure that may pass takes the others down, and all start again from the
-newest checkpoint, a few times. A failure that was told is final.
+newest checkpoint, a few times; new steps done earn a fresh count. A failure that was told is final.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Ranks:
         self._processes: list[Process] = []
         self._cancelling = False
         self._restarts = 0
+        self._best_step = 0
         self.status = Status()
 
     @property
@@ -70,6 +71,8 @@ class Ranks:
                 if final is not None:
                     self._set(final)
                     return final
+                if (self.status.step or 0) > self._best_step:
+                    self._best_step, self._restarts = self.status.step or 0, 0
                 self._restarts += 1
                 log.warning(
                     "ranks ended with %s: starting them again (%d of %d)",
@@ -170,7 +173,7 @@ class Ranks:
             return status
         if self._cancelling:
             return Status("cancelled", "cancelled", status.step)
-        if self._restarts < self._spec.max_restarts:
+        if self._restarts < self._spec.max_restarts or (status.step or 0) > self._best_step:
             return None
         detail = (
             f"the training processes ended with exit codes {codes} and were started"
