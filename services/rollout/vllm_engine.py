@@ -4,72 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import struct
+import gc
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-import xxhash
-
-from headway import errors
-from headway.errors import DeadlineExceeded, EpochBroken, HeadwayError, InvalidSpec, Unavailable
-from headway.messages import (
-    Completion,
-    EpochInvite,
-    FinishReason,
-    InstallReport,
-    VersionSpan,
-    WeightManifest,
-)
-from headway.precision import DtypeOrAuto, resolve_dtype
+from headway.errors import EpochBroken, InvalidSpec, Unavailable
+from headway.messages import Completion, EpochInvite, InstallReport, WeightManifest
 from headway.telemetry import get_logger
+from services.rollout.busy import BusyClock
 from services.rollout.engine import Sampling
+from services.rollout.vllm_outputs import (
+    completion_of,
+    completion_seed,
+    error_of,
+    final_output,
+    sampling_params,
+    translated,
+)
+from services.rollout.vllm_setup import VllmConfig, build, set_environment
+
+__all__ = ["VllmConfig", "VllmEngine"]
 
 log = get_logger(__name__)
-_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
 _POLL_S = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class VllmConfig:
-    """How vLLM is set up. `cpu_cores` None: the cores this process may use."""
-
-    dtype: DtypeOrAuto = "auto"
-    max_model_len: int | None = None
-    enforce_eager: bool = True
-    kv_cache_gib: float = 1.0  # of the CPU's memory; a GPU is filled to gpu_memory_utilization
-    max_num_seqs: int = 256
-    gpu_memory_utilization: float = 0.85
-    cpu_cores: tuple[int, ...] | None = None
-    seed: int = 0
-
-
-class BusyClock:
-    """Seconds in which something was in flight and not held."""
-
-    def __init__(self) -> None:
-        self._total_s = 0.0
-        self._since: float | None = None
-        self._held = False
-        self.in_flight = 0
-
-    def change(self, in_flight: int = 0, held: bool | None = None) -> None:
-        """Adds to what is in flight, or holds and releases all of it."""
-        now = time.monotonic()
-        if self._since is not None:
-            self._total_s += now - self._since
-        self.in_flight += in_flight
-        self._held = self._held if held is None else held
-        self._since = now if self.in_flight and not self._held else None
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds so far."""
-        running = 0.0 if self._since is None else time.monotonic() - self._since
-        return self._total_s + running
 
 
 class VllmEngine:
@@ -93,7 +53,7 @@ class VllmEngine:
         """Loads the model and starts vLLM's processes. InvalidSpec: no usable folder."""
         if not (self._model / "config.json").is_file():
             raise InvalidSpec(f"{self._model} is no Hugging Face folder: no config.json in it")
-        _set_environment(self._config)
+        set_environment(self._config)
         await asyncio.to_thread(self._build)
 
     async def generate(
@@ -180,20 +140,24 @@ class VllmEngine:
                 handler.cancel()
                 await asyncio.wait([handler])
             await asyncio.to_thread(llm.shutdown)
+            # AsyncLLM's finaliser shuts down a second time: let it run now, not from within
+            # whatever happens to trigger the collector, or at the interpreter's end
+            del llm, handler
+            gc.collect()
 
     # -- sampling
 
     def _build(self) -> None:
         # set from the thread itself: a result would keep the engine alive in its future
-        self._llm = _build(str(self._model), self._config)
+        self._llm = build(str(self._model), self._config)
 
     async def _complete(
         self, request_id: str, prompt_ids: tuple[int, ...], sampling: Sampling, seed: int
     ) -> Completion:
-        params = _sampling_params(sampling, seed)
+        params = sampling_params(sampling, seed)
         async with self._slots, self._admitted(request_id, prompt_ids, params) as queue:
-            output = await _final_output(queue)
-        completion = _completion(output.outputs[0])
+            output = await final_output(queue)
+        completion = completion_of(output.outputs[0])
         self._num_tokens += len(completion.token_ids)
         return completion
 
@@ -208,7 +172,7 @@ class VllmEngine:
                     continue
                 # salted by version: keys and values of older weights are never found again
                 prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": f"v{self._version}"}
-                queue = await _translated(self._llm.add_request(request_id, prompt, params))
+                queue = await translated(self._llm.add_request(request_id, prompt, params))
                 break
         self._clock.change(in_flight=+1)
         try:
@@ -226,13 +190,13 @@ class VllmEngine:
         """Installs the staged version; the seconds in which sampling stood still."""
         async with self._admission:
             self._open.clear()
-            started = time.monotonic()
-            self._clock.change(held=True)
             # requests in flight keep their keys and values and go on under the new weights
-            await _translated(self._llm.pause_generation(mode="keep", clear_cache=False))
+            await translated(self._llm.pause_generation(mode="keep", clear_cache=False))
+            started = time.monotonic()  # until here the step under way still sampled
+            self._clock.change(held=True)
             await self._call("headway_install", version)
-            await _translated(self._llm.update_weight_version(str(version)))
-            await _translated(self._llm.resume_generation())
+            await translated(self._llm.update_weight_version(str(version)))
+            await translated(self._llm.resume_generation())
             self._version = version
             self._clock.change(held=False)
             self._open.set()
@@ -263,130 +227,8 @@ class VllmEngine:
         if self._llm is None:
             raise Unavailable("the engine is not running")
         reply: dict[str, Any] = (
-            await _translated(self._llm.collective_rpc(method, args=tuple(args)))
+            await translated(self._llm.collective_rpc(method, args=tuple(args)))
         )[0]
         if not reply["ok"]:
-            raise _error(reply["kind"], reply["message"])
+            raise error_of(reply["kind"], reply["message"])
         return reply
-
-
-def completion_seed(seed: int, index: int) -> int:
-    """The seed of one completion of a ticket: a hash, so that neighbours share nothing."""
-    return xxhash.xxh3_64_intdigest(struct.pack("<QI", seed & (2**64 - 1), index)) >> 1
-
-
-def _set_environment(config: VllmConfig) -> None:
-    cores = config.cpu_cores or tuple(sorted(os.sched_getaffinity(0)))
-    os.environ.update(
-        VLLM_NO_USAGE_STATS="1",
-        DO_NOT_TRACK="1",
-        HF_HUB_OFFLINE="1",  # the model is a folder here
-        VLLM_CPU_OMP_THREADS_BIND=",".join(map(str, cores)),
-    )
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    if config.enforce_eager:
-        # vLLM would still compile two small sampling kernels at the first request: seconds
-        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-
-
-def _build(model: str, config: VllmConfig) -> Any:
-    from vllm import AsyncEngineArgs
-    from vllm.config import WeightTransferConfig
-    from vllm.platforms import current_platform
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    from headway.weights import vllm_plugin
-
-    on_cpu = current_platform.is_cpu()
-    args = AsyncEngineArgs(
-        model=model,
-        dtype=resolve_dtype(config.dtype, on_gpu=not on_cpu),
-        max_model_len=config.max_model_len,
-        enforce_eager=config.enforce_eager,
-        max_num_seqs=config.max_num_seqs,
-        seed=config.seed,
-        logprobs_mode="processed_logprobs",
-        enable_prefix_caching=True,
-        # vLLM's CPU runner dies when a seeded request's prompt is cut into chunks
-        enable_chunked_prefill=not on_cpu,
-        # the CPU's smallest: completions of one prompt share its whole blocks, and vLLM's
-        # default of 128 would share nothing of a short prompt
-        block_size=32 if on_cpu else None,
-        disable_log_stats=True,
-        enable_log_requests=False,
-        kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30) if on_cpu else None,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        worker_extension_cls="headway.weights.vllm_worker.WeightWorker",
-        weight_transfer_config=WeightTransferConfig(backend=vllm_plugin.BACKEND),
-    )
-    return AsyncLLM.from_engine_args(args)
-
-
-def _sampling_params(sampling: Sampling, seed: int) -> Any:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    return SamplingParams(
-        n=1,
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        stop=list(sampling.stop) or None,
-        seed=seed,
-        logprobs=0,  # of the sampled token alone
-        flat_logprobs=True,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
-
-
-async def _final_output(queue: Any) -> Any:
-    while True:
-        output = queue.get_nowait() or await _translated(queue.get())
-        if output.finished:
-            return output
-
-
-def _completion(output: Any) -> Completion:
-    """vLLM's output as it was sampled. HeadwayError when a token lacks log-prob or version."""
-    token_ids = tuple(output.token_ids)
-    flat = output.logprobs
-    first = list(flat.start_indices) if flat is not None else []
-    logprobs = tuple(flat.logprobs[i] for i in first)
-    if tuple(flat.token_ids[i] for i in first) != token_ids:
-        raise HeadwayError(f"{len(token_ids)} sampled tokens, but log-probs of others")
-    spans = tuple(
-        VersionSpan(_version(span.version), span.start, span.end)
-        for span in output.weight_versions or ()
-    )
-    ends = [0, *(span.end for span in spans)]
-    if [span.start for span in spans] != ends[:-1] or ends[-1] != len(token_ids):
-        raise HeadwayError(f"{len(token_ids)} sampled tokens, but version spans {spans}")
-    finish = _FINISH.get(str(output.finish_reason))
-    if finish is None:
-        raise Unavailable(f"vLLM ended a request with {output.finish_reason!r}")
-    return Completion(token_ids, logprobs, finish, spans, output.text)
-
-
-def _version(label: str) -> int:
-    try:
-        return int(label)
-    except ValueError as error:
-        raise HeadwayError(f"tokens were sampled by weights without a version: {label}") from error
-
-
-def _error(kind: str, message: str) -> HeadwayError:
-    for cls in (errors.WeightMismatch, errors.EpochBroken, errors.InvalidSpec, DeadlineExceeded):
-        if cls.kind == kind:
-            return cls(message)
-    return HeadwayError(message)
-
-
-async def _translated(call: Any) -> Any:
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    try:
-        return await call
-    except EngineDeadError:
-        raise Unavailable("the vLLM engine died; restart this node") from None

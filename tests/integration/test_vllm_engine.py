@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 import torch
@@ -275,3 +279,37 @@ async def test_s007_cancels_and_updates_meet_in_any_order(bench: Bench) -> None:
     (completion,) = await engine.generate("end", PROMPT, 1, Sampling(max_tokens=30), 1)
     assert completion.spans[0].version == bench.version
     check(bench, PROMPT, completion)
+
+
+async def test_vllm_processes_end_with_a_killed_node(bench: Bench) -> None:
+    code = (
+        "import asyncio, os, signal, sys, psutil\n"
+        "from services.rollout.vllm_engine import VllmConfig, VllmEngine\n"
+        "async def main():\n"
+        "    config = VllmConfig(max_model_len=128, kv_cache_gib=0.1)\n"
+        "    await VllmEngine(sys.argv[1], config).start()\n"
+        "    print(*(c.pid for c in psutil.Process().children(recursive=True)), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if __name__ == '__main__':\n"
+        "    asyncio.run(main())\n"
+    )
+    script = bench.folders[0] / "node.py"  # a file: spawned processes import the main module
+    script.write_text(code)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(script), str(bench.folders[0])),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert process.stdout is not None
+    line = await asyncio.wait_for(process.stdout.readline(), 120)
+    pids = [int(pid) for pid in line.split()]
+    assert len(pids) >= 2
+    assert await process.wait() == -signal.SIGKILL
+
+    def gone() -> bool:
+        return not any(
+            psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+            for pid in pids
+        )
+
+    await eventually(gone)
