@@ -32,7 +32,8 @@ def set_environment(config: VllmConfig) -> None:
         HF_HUB_OFFLINE="1",  # the model is a folder here
         VLLM_CPU_OMP_THREADS_BIND=",".join(map(str, cores)),
     )
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are about tuning
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     if config.enforce_eager:
         # vLLM would still compile two small sampling kernels at the first request: seconds
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
