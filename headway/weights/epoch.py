@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from headway.errors import EpochBroken, HeadwayError
 from headway.messages import EpochInvite, WeightManifest
 from headway.weights.group import Rendezvous, WeightGroup
-from headway.weights.members import MemberClient
+from headway.weights.members import MemberClient, wait_for_survivors
 from headway.weights.transfer import send
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_GRACE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,7 @@ class Epoch:
                 await asyncio.wait([own])
                 if own.exception() is not None:
                     # the members have the same deadline; who is alive tells so now
-                    await asyncio.wait(calls, timeout=_GRACE_S)
+                    await wait_for_survivors(calls)
                     lost = unanswered(calls, blame_silent=True)
             if lost:
                 raise MembersLost(lost)

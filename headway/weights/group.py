@@ -59,9 +59,13 @@ class Transfer:
 
     def wait(self) -> None:
         """Returns when the bytes are there. EpochBroken past the deadline or on a lost member."""
-        with self._group.breaking("broadcast"):
-            if not self._work.wait(timedelta(seconds=self._group.timeout_s)):
-                raise RuntimeError("the broadcast did not complete")
+        work, self._work = self._work, None
+        try:
+            with self._group.breaking("broadcast"):
+                if not work.wait(timedelta(seconds=self._group.timeout_s)):
+                    raise RuntimeError("the broadcast did not complete")
+        finally:
+            del work  # it holds the group's connections open
 
 
 class WeightGroup:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headway.codec import invite_to_pb, manifest_to_pb
 from headway.errors import HeadwayError
@@ -51,6 +53,15 @@ class MemberClient:
         except HeadwayError:
             return
 
+    async def alive(self, timeout_s: float) -> bool:
+        """Whether the node's server answers at all."""
+        health: Any = health_pb2_grpc.HealthStub(self._channel)
+        try:
+            await health.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError:
+            return False
+        return True
+
     async def close(self) -> None:
         """Closes the channel."""
         await asyncio.shield(self._channel.close())
@@ -60,3 +71,16 @@ class MemberClient:
             return await method(request, timeout=timeout_s + _GRACE_S)
         except grpc.aio.AioRpcError as error:
             raise_headway(error, f"node {self.member.node_id} at {self.member.address}")
+
+
+async def wait_for_survivors(calls: Mapping[asyncio.Task[Any], MemberClient]) -> None:
+    """After a group broke: returns when all but the lost members have answered.
+
+    Survivors say EpochBroken, soon when they notice the hang-up and at their own deadline
+    otherwise; whose server does not answer either is not waited for.
+    """
+    _, silent = await asyncio.wait(calls, timeout=_GRACE_S)
+    alive = await asyncio.gather(*(calls[call].alive(_GRACE_S) for call in silent))
+    survivors = [call for call, answers in zip(silent, alive, strict=True) if answers]
+    if survivors:
+        await asyncio.wait(survivors)

@@ -22,7 +22,7 @@ from headway.messages import InstallReport, WeightManifest
 from headway.telemetry import get_logger
 from headway.weights.epoch import Epoch, EpochSettings, MembersLost
 from headway.weights.manifest import BUCKET_BYTES, build_manifest, combined_digest, spec_bytes
-from headway.weights.members import MemberClient
+from headway.weights.members import MemberClient, wait_for_survivors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -216,14 +216,18 @@ class Publisher:
         calls: Mapping[asyncio.Task[InstallReport], MemberClient],
     ) -> None:
         """Returns when the calls are answered, or a broken broadcast left some silent."""
+        broken = False
         if epoch is not None:
             try:
                 await epoch.send(latest.manifest, latest.tensors)
             except EpochBroken as error:
                 log.warning("broadcast broke", extra={"reason": str(error)})
-                await asyncio.wait(calls, timeout=_GRACE_S)
-                return
-        await asyncio.wait(calls)
+                broken = True
+        # outside of the handler: the error's frames would keep the sockets open
+        if broken:
+            await wait_for_survivors(calls)
+        else:
+            await asyncio.wait(calls)
 
     async def _epoch_of(self, seated: Sequence[MemberClient]) -> Epoch:
         seats = frozenset(_key(c.member) for c in seated)

@@ -26,16 +26,20 @@ def send(
     buckets = bucket_layout(manifest)
     buffers = _buffers(buckets, device)
     pending: deque[Transfer] = deque()
-    for index, bucket in enumerate(buckets):
-        if len(pending) == _DEPTH:
+    try:
+        for index, bucket in enumerate(buckets):
+            if len(pending) == _DEPTH:
+                pending.popleft().wait()
+            buffer = buffers[index % _DEPTH][: bucket.num_bytes]
+            for slot in bucket.slots:
+                source = tensors[slot.spec.name].detach().contiguous().reshape(-1)
+                place = buffer[slot.offset : slot.offset + slot.num_bytes]
+                place.copy_(source.view(torch.uint8))
+            pending.append(group.start_broadcast(buffer))
+        while pending:
             pending.popleft().wait()
-        buffer = buffers[index % _DEPTH][: bucket.num_bytes]
-        for slot in bucket.slots:
-            source = tensors[slot.spec.name].detach().contiguous().reshape(-1).view(torch.uint8)
-            buffer[slot.offset : slot.offset + slot.num_bytes].copy_(source)
-        pending.append(group.start_broadcast(buffer))
-    while pending:
-        pending.popleft().wait()
+    finally:
+        pending.clear()  # after an error they would hold the connections open
 
 
 class Staging:
