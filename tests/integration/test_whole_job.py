@@ -63,7 +63,9 @@ def test_the_run_folder_can_be_read_without_headway(run):
     environment = json.loads((run.folder / "environment.json").read_text())
     assert environment["versions"]["torch"].startswith("2.")
     assert environment["seeds"]["job"] == 3
-    assert all(len(value) == 64 for value in environment["sha256"].values())
+    for hashed in (environment["model"]["sha256"], environment["job"]["sha256"]):
+        assert len(hashed) == 64
+    assert environment["data"]["digest"]
     assert "<svg" in (run.folder / "report.html").read_text()
     assert list((run.folder / "checkpoints").iterdir())
 
