@@ -113,15 +113,6 @@ def score_item_to_pb(item: ScoreItem) -> reward_pb2.ScoreItem:
     )
 
 
-def score_item_from_pb(message: reward_pb2.ScoreItem) -> ScoreItem:
-    """An item to score from protobuf; InvalidSpec when its JSON is damaged."""
-    prompt = json.loads(message.prompt_json) if message.prompt_json else None
-    item = json.loads(message.item_json) if message.item_json else {}
-    if not isinstance(item, dict):
-        raise InvalidSpec("item_json is not a JSON object")
-    return ScoreItem(prompt, message.completion, item)
-
-
 def score_to_pb(score: Score) -> reward_pb2.ScoreResult:
     """A score as protobuf; a null reward stays absent."""
     return reward_pb2.ScoreResult(

@@ -1,13 +1,13 @@
 """A job's journal: its events and metrics rows, as two Redis streams.
 
 `hw:{<job>}:events` and `hw:{<job>}:metrics` are streams whose entries have one
-field, `json`. Written by the learner's rank 0 and the coordinator, read by the
-coordinator for its REST pages and SSE. Never trimmed while the job is kept.
+field, `json`. Written by the learner's rank 0 (events, metrics), the coordinator and the
+rollout nodes (events), read by the coordinator for its REST pages and SSE. Never trimmed
+while the job is kept.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import re
@@ -23,10 +23,8 @@ from headway.redis_client import command
 START: Final = "0-0"
 """The `after` that reads from the beginning."""
 
-MAX_BLOCK_S: Final = 4.0
-"""Longest blocking read; shorter than the client's socket timeout."""
-
-_ID = re.compile(r"\d{1,20}(-\d{1,20})?")
+ENTRY_ID: Final = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?")
+"""The form of an entry's id; both parts are below 2^63, as Redis wants them."""
 
 Row = dict[str, Any]
 
@@ -66,18 +64,6 @@ class Journal:
         """Up to `limit` metrics rows later than the id `after`, oldest first."""
         return await self._read(self._metrics, after, limit)
 
-    async def tail_events(
-        self, after: str = START, timeout_s: float = 15.0, limit: int = 100
-    ) -> list[Row]:
-        """As `read_events`, but waits up to `timeout_s` for the first; then empty."""
-        return await self._tail(self._events, after, timeout_s, limit)
-
-    async def tail_metrics(
-        self, after: str = START, timeout_s: float = 15.0, limit: int = 100
-    ) -> list[Row]:
-        """As `read_metrics`, but waits up to `timeout_s` for the first; then empty."""
-        return await self._tail(self._metrics, after, timeout_s, limit)
-
     async def _append(self, stream: str, row: Mapping[str, Any]) -> str:
         body = json.dumps(finite(row), separators=(",", ":"), allow_nan=False)
         return str((await command(self._redis, "XADD", stream, "*", "json", body)).decode())
@@ -86,21 +72,6 @@ class Journal:
         _check(after, limit)
         entries = await command(self._redis, "XRANGE", stream, f"({after}", "+", "COUNT", limit)
         return [_row(entry) for entry in entries]
-
-    async def _tail(self, stream: str, after: str, timeout_s: float, limit: int) -> list[Row]:
-        _check(after, limit)
-        clock = asyncio.get_running_loop().time
-        end = clock() + timeout_s
-        while True:
-            # BLOCK 0 would wait for ever.
-            block_ms = max(1, round(1000 * min(MAX_BLOCK_S, end - clock())))
-            answer = await command(
-                self._redis, "XREAD", "COUNT", limit, "BLOCK", block_ms, "STREAMS", stream, after
-            )
-            if answer:
-                return [_row(entry) for entry in answer[0][1]]
-            if clock() >= end:
-                return []
 
 
 def finite(value: Any) -> Any:
@@ -115,7 +86,7 @@ def finite(value: Any) -> Any:
 
 
 def _check(after: str, limit: int) -> None:
-    if not _ID.fullmatch(after):
+    if not ENTRY_ID.fullmatch(after):
         raise InvalidSpec(f"after={after!r} is not the id of a journal entry")
     if limit < 1:
         raise InvalidSpec(f"limit={limit} is not a positive number")

@@ -22,7 +22,7 @@ from headway.errors import (
 )
 
 SOCKET_TIMEOUT_S = 10.0
-"""Longest wait for one answer; blocking reads ask the server for less."""
+"""Longest wait for one answer."""
 
 
 def connect(url: str, connect_timeout_s: float = 1.0) -> Redis:

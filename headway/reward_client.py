@@ -66,7 +66,7 @@ class RewardClient:
             grader_json=json.dumps(spec, sort_keys=True),
             items=[score_item_to_pb(item) for item in items],
         )
-        deadline_s = timeout_s * (len(items) + 1) + _SLACK_S
+        deadline_s = spec["timeout_s"] * (len(items) + 1) + _SLACK_S
         response = await self._patiently(request, deadline_s)
         if len(response.results) != len(items):
             raise HeadwayError(

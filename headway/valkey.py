@@ -25,6 +25,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from headway.errors import Conflict, Unavailable
+from headway.ports import free_port
 
 START_DEADLINE_S = 10.0
 STOP_DEADLINE_S = 10.0
@@ -99,7 +100,7 @@ class EmbeddedValkey:
         lock = _lock(self.data_dir)
         try:
             for attempt in range(PORT_ATTEMPTS):
-                self._port = self._wanted_port or _free_port()
+                self._port = self._wanted_port or free_port()
                 try:
                     self._spawn(lock)
                     break
@@ -284,12 +285,6 @@ def _write_secret(path: Path, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _require_free(port: int) -> None:

@@ -30,6 +30,7 @@ from headway.fleet.state import (
     stop_recorded,
     write_state,
 )
+from headway.ports import free_port
 from headway.redis_client import ping
 from headway.valkey import EmbeddedValkey
 
@@ -38,6 +39,9 @@ DEFAULT_API_PORT = 8700
 _READY_TIMEOUT_S = 90.0
 _STOP_PATIENCE_S = 15.0
 _MAX_RESTARTS = 3
+# Chosen anew at each start, so that a node started again is another one to its peers, with no
+# failures of its predecessor held against it.
+_ANY_PORT = 0
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -97,13 +101,6 @@ def check_port(port: int, flag: str) -> None:
             ) from None
 
 
-def free_port() -> int:
-    """A port that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
 class LocalFleet:
     """The running fleet. Use `local_fleet`."""
 
@@ -140,12 +137,12 @@ class LocalFleet:
         self._wait_ready()
         say(f"starting reward, learner and {self.spec.num_rollouts} rollout node(s)")
         flag = ("--coordinator", f"{HOST}:{fleet_port}")
-        self._launch("reward", free_port(), free_port(), flag)
+        self._launch("reward", _ANY_PORT, free_port(), flag)
         learner = _cores_text(self.spec.learner_cores)
         runs_dir = ("--runs-dir", str(self.spec.runs_dir))
         self._launch(
             "learner",
-            free_port(),
+            _ANY_PORT,
             free_port(),
             (*flag, *runs_dir, "--cores", learner),
             threads=len(self.spec.learner_cores),
@@ -155,7 +152,7 @@ class LocalFleet:
         for number, cores in enumerate(dealt):
             self._launch(
                 "rollout",
-                free_port(),
+                _ANY_PORT,
                 free_port(),
                 (*flag, *engine, "--cores", _cores_text(cores)),
                 name=f"rollout-{number}",

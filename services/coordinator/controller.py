@@ -18,6 +18,7 @@ from headway.errors import Conflict, HeadwayError, NoCapacity, Unavailable
 from headway.jobs import JobRecord, check_job_id
 from headway.jobspec import JobSpec
 from headway.journal import Journal
+from headway.patience import woken
 from headway.telemetry import get_logger
 from services.coordinator.decisions import Cancel, Change, Event
 from services.coordinator.fleet import FleetRegistry, JobReport, Node
@@ -138,10 +139,7 @@ class Coordinator:
                 await self.reconcile()
             except HeadwayError:
                 log.debug("no planning while Redis is away")  # said aloud when it began
-            try:
-                await asyncio.wait_for(self._wake.wait(), RECONCILE_INTERVAL_S)
-            except TimeoutError:
-                continue
+            await woken(self._wake, RECONCILE_INTERVAL_S)
             self._wake.clear()
 
     async def reconcile(self) -> None:

@@ -126,7 +126,7 @@ class LoseRollout:
         event = Event(
             "member_lost",
             f"rollout node {self.node} {self.reason}; {len(rest)} left",
-            {"node": self.node},
+            {"node_id": self.node},
         )
         return Change(replace(record, rollouts=rest, updated_at=now), (event,))
 
@@ -156,7 +156,7 @@ class DropRollout:
             updated_at=now,
         )
         message = f"rollout node {self.node} failed: {self.error.message}; {len(rest)} left"
-        fields = {"node": self.node, "error_kind": self.error.kind}
+        fields = {"node_id": self.node, "error_kind": self.error.kind}
         return Change(new, (Event("member_lost", message, fields),))
 
 
@@ -173,7 +173,7 @@ class LoseLearner:
         if record.learner != self.node or not can(record.state, "lose_learner"):
             return None
         message = f"learner {self.node} {self.reason}"
-        lost = Event("member_lost", message, {"node": self.node, "attempt": record.attempt})
+        lost = Event("member_lost", message, {"node_id": self.node, "attempt": record.attempt})
         new = advance(record, "lose_learner", now, learner=None, lost_learner=self.node)
         if new.ended:
             return Change(new, (lost, Event("cancelled", f"cancelled: {message}")))
@@ -269,4 +269,4 @@ class Cancel:
 
 
 def _joined(node: str) -> Event:
-    return Event("member_joined", f"rollout node {node} joins", {"node": node})
+    return Event("member_joined", f"rollout node {node} joins", {"node_id": node})

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from headway.jobs import JobError, JobRecord, Trigger
+from headway.jobs import ENDED, JobError, JobRecord, Trigger
 from services.coordinator.decisions import (
     MAX_NODE_FAILURES,
     AddRollouts,
@@ -29,7 +29,7 @@ from services.coordinator.decisions import (
     Start,
     Wait,
 )
-from services.coordinator.fleet import ENDED_PHASES, JobReport, Node, Role
+from services.coordinator.fleet import JobReport, Node, Role
 
 _ROLES: tuple[Role, ...] = ("learner", "rollout", "reward")
 MAX_ATTEMPTS = 3  # starts of a job on a learner before it counts as failed
@@ -84,9 +84,9 @@ def _job_facts(
     step, run_dir = _progress(job, report)
     hands_on = bool(node and node.draining and report and report.phase == "cancelled")
     if job.state == "queued":
-        if report and report.phase in ENDED_PHASES and not hands_on:
+        if report and report.phase in ENDED and not hands_on:
             yield _end(job, report, step, run_dir)
-        elif report and node and report.phase not in ENDED_PHASES and node.node_id not in held:
+        elif report and node and report.phase not in ENDED and node.node_id not in held:
             yield Adopt(job.job_id, node.node_id)
     elif node is None:
         if job.learner and job.learner not in expected:
@@ -98,7 +98,7 @@ def _job_facts(
             yield End(job.job_id, "stop", None, step, run_dir)
     elif hands_on and job.state != "cancelling":
         yield _learner_lost(job, node.node_id, "is shutting down")
-    elif report.phase in ENDED_PHASES:
+    elif report.phase in ENDED:
         yield _end(job, report, step, run_dir)
     else:
         if job.state == "starting" and report.phase == "running":
@@ -220,7 +220,7 @@ def _starvation(
 
 def _idle(node: Node, active: set[str]) -> bool:
     """Whether a node that no job has is ready for one: it has stopped and forgotten the last."""
-    at_work = any(r.phase not in ENDED_PHASES or r.job_id in active for r in node.reports)
+    at_work = any(r.phase not in ENDED or r.job_id in active for r in node.reports)
     return node.heard_at is not None and not node.draining and not at_work
 
 

@@ -8,16 +8,15 @@ that closes without one was interrupted and is to be taken up again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
 from headway.errors import HeadwayError, InvalidSpec
 from headway.jobs import ENDED, record_to_dict
-from headway.journal import START, Journal
+from headway.journal import ENTRY_ID, START, Journal
+from headway.patience import woken
 from headway.telemetry import get_logger
 from services.coordinator.controller import Coordinator
 
@@ -29,12 +28,11 @@ _KEEP_ALIVE_S = 10.0
 _PAGE = 500
 # The record says that a job has ended a moment before the journal does.
 _LAST_WORDS_S = 2.0
-_ID = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?")  # below 2^63: Redis refuses more
 
 
 def check_cursor(after: str) -> str:
     """A journal position from a request; "" is the beginning. InvalidSpec when malformed."""
-    if after and not _ID.fullmatch(after):
+    if after and not ENTRY_ID.fullmatch(after):
         raise InvalidSpec(f"after: {after[:80]!r} is not the id of an event or a metrics row")
     return after or START
 
@@ -86,8 +84,7 @@ async def stream(
             if time.monotonic() - last_sent > _KEEP_ALIVE_S:
                 last_sent = time.monotonic()
                 yield ": still here\n\n"
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), _POLL_S)
+            await woken(stopping, _POLL_S)
     except HeadwayError as error:
         log.warning("a stream of %s is broken off: %s", job_id, error, extra={"job_id": job_id})
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.errors import HeadwayError
+from headway.jobs import ENDED
 from headway.jobspec import JobSpec, parse_job
 from headway.ledger.redis_ledger import RedisLedger
 from headway.lifecycle import end_tasks
@@ -23,7 +24,7 @@ from headway.report import write_report
 from headway.telemetry import get_logger
 from services.learner.ranks import Ranks, RanksSpec
 from services.learner.run_folder import RunFolder, run_path
-from services.learner.status import ENDED, Status
+from services.learner.status import Status
 
 log = get_logger(__name__)
 

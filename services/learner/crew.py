@@ -21,11 +21,11 @@ from headway.codec import unpack_group
 from headway.errors import TrainingDiverged
 from headway.ledger.api import Ledger
 from headway.messages import Group
+from headway.patience import patiently
 from services.learner import collective
 from services.learner.checkpoint import Checkpointer
 from services.learner.collective import Order, What
 from services.learner.metrics import Busy
-from services.learner.patience import patiently
 from services.learner.run_folder import RunFolder
 from services.learner.trainer import Trainer
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from headway.patience import patiently
 from headway.telemetry import get_logger
-from services.learner.patience import patiently
 
 log = get_logger(__name__)
 

@@ -14,8 +14,8 @@ from collections import deque
 from headway.data.stream import Cursor, PromptStream
 from headway.ledger.api import Ledger
 from headway.messages import Ticket
+from headway.patience import patiently
 from headway.telemetry import get_logger
-from services.learner.patience import patiently
 
 log = get_logger(__name__)
 _IDLE_S = 0.05

@@ -20,6 +20,7 @@ from headway.journal import Journal
 from headway.ledger.redis_ledger import RedisLedger
 from headway.lifecycle import end_tasks
 from headway.models import model_digest, resolve_model
+from headway.patience import patiently
 from headway.redis_client import connect
 from headway.report import write_report
 from headway.telemetry import get_logger
@@ -32,7 +33,6 @@ from services.learner.crew import Crew, Share, follow
 from services.learner.events import Events
 from services.learner.feeder import Feeder
 from services.learner.loop import Cancelled, Loop, Parts, ledger_config
-from services.learner.patience import patiently
 from services.learner.resume import find_start
 from services.learner.run_folder import RunFolder
 from services.learner.saver import Saver

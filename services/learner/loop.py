@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,13 +28,13 @@ from headway.jobspec import JobSpec
 from headway.ledger.api import Ledger, LedgerConfig, TakeResult
 from headway.lifecycle import end_tasks
 from headway.messages import Group
+from headway.patience import patiently
 from headway.telemetry import get_logger
 from services.learner.collective import IDLE_EVERY_S
 from services.learner.crew import Crew
 from services.learner.events import Events
 from services.learner.feeder import Feeder
-from services.learner.metrics import count_tokens, group_metrics, lag_metrics, ledger_metrics
-from services.learner.patience import patiently
+from services.learner.metrics import count_tokens, group_metrics, lag_metrics, ledger_metrics, mean
 from services.learner.run_folder import RunFolder
 from services.learner.saver import Saver
 from services.learner.status import Reporter
@@ -293,7 +293,7 @@ class Loop:
             "perf/throughput": count_tokens(batch) / wall,
             "perf/time_per_step": wall,
             "timing_s/step": wall,
-            "rollout/queue_s_mean": _mean(list(took.queue_s.values())),
+            "rollout/queue_s_mean": mean(list(took.queue_s.values())),
             "training/late_groups": float(len(took.late)),
             "training/replayed": float(took.replayed),
         }
@@ -319,7 +319,3 @@ class Loop:
 
 def _task(coro: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
     return asyncio.create_task(coro, name=name)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headway.ledger.api import Counts
@@ -50,12 +50,12 @@ def group_metrics(groups: Sequence[Group]) -> Row:
     row.update(_spread("prompt_length", [float(len(g.ticket.prompt_ids)) for g in groups]))
     row["response_length/clip_ratio"] = _fraction(completions, "length")
     row["response/aborted_ratio"] = _fraction(completions, "aborted")
-    row["response/mixed_versions_ratio"] = _mean([float(len(c.spans) > 1) for c in completions])
-    row["rollout/generate_s_mean"] = _mean([g.generate_s for g in groups])
-    row["rollout/score_s_mean"] = _mean([g.score_s for g in groups])
+    row["response/mixed_versions_ratio"] = mean([float(len(c.spans) > 1) for c in completions])
+    row["rollout/generate_s_mean"] = mean([g.generate_s for g in groups])
+    row["rollout/score_s_mean"] = mean([g.score_s for g in groups])
     row["data/epoch"] = float(max((g.ticket.data_epoch for g in groups), default=0))
     for name in sorted({name for c in completions for name in c.parts}):
-        row[f"reward/{name}/mean"] = _mean([c.parts[name] for c in completions if name in c.parts])
+        row[f"reward/{name}/mean"] = mean([c.parts[name] for c in completions if name in c.parts])
     return row
 
 
@@ -112,19 +112,19 @@ def rollout_metrics(before: Mapping[str, NodeReading], after: Mapping[str, NodeR
         return {}
     busy = [min(1.0, (b.busy_s - a.busy_s) / (b.at - a.at)) for a, b in pairs]
     rates = [(b.num_tokens - a.num_tokens) / (b.at - a.at) for a, b in pairs]
-    return {"pool/rollout_busy": _mean(busy), "rollout/tokens_per_s": sum(rates)}
+    return {"pool/rollout_busy": mean(busy), "rollout/tokens_per_s": sum(rates)}
 
 
 def _spread(name: str, values: Sequence[float]) -> Row:
     if not values:
         return {}
-    return {f"{name}/mean": _mean(values), f"{name}/max": max(values), f"{name}/min": min(values)}
+    return {f"{name}/mean": mean(values), f"{name}/max": max(values), f"{name}/min": min(values)}
 
 
 def _fraction(completions: Sequence[Completion], reason: str) -> float:
-    return _mean([float(c.finish_reason == reason) for c in completions])
+    return mean([float(c.finish_reason == reason) for c in completions])
 
 
-def _mean(values: Sequence[float] | Iterator[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found) if found else 0.0
+def mean(values: Sequence[float]) -> float:
+    """The mean; 0 of nothing."""
+    return sum(values) / len(values) if values else 0.0

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from asyncio.subprocess import Process
 from collections import deque
@@ -19,8 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway.jobs import ENDED
+from headway.ports import free_port
 from headway.telemetry import get_logger
-from services.learner.status import ENDED, Status, parse_status
+from services.learner.status import Status, parse_status
 
 log = get_logger(__name__)
 MAX_RESTARTS = 3
@@ -97,7 +98,7 @@ class Ranks:
         """Starts all ranks and returns their exit codes when all have ended."""
         reading, writing = os.pipe()
         try:
-            port = _free_port() if self._spec.world > 1 else 0
+            port = free_port() if self._spec.world > 1 else 0
             self._processes = []
             for rank in range(self._spec.world):
                 self._processes.append(await self._start(rank, port, writing))
@@ -210,9 +211,3 @@ class Ranks:
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 await asyncio.shield(process.wait())
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

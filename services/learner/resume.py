@@ -8,10 +8,10 @@ from headway.data.stream import PromptStream
 from headway.errors import LedgerViolation, NoCheckpoint, NotFound
 from headway.jobspec import JobSpec
 from headway.ledger.api import Ledger
+from headway.patience import patiently
 from services.learner.checkpoint import newest
 from services.learner.crew import Crew
 from services.learner.events import Events
-from services.learner.patience import patiently
 from services.learner.run_folder import RunFolder
 
 

@@ -12,11 +12,11 @@ import time
 from headway.data.stream import Cursor
 from headway.jobspec import JobSpec
 from headway.ledger.api import Ledger
+from headway.patience import patiently
 from headway.telemetry import get_logger
 from services.learner.checkpoint import Checkpointer, Manifest
 from services.learner.crew import Crew
 from services.learner.events import Events
-from services.learner.patience import patiently
 
 log = get_logger(__name__)
 CHEAP_S = 2.0  # a cancelled job is saved once more if that takes no longer

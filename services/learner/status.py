@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 Phase = Literal["starting", "running", "succeeded", "failed", "cancelled"]
-ENDED: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
 
 
 @dataclass(frozen=True, slots=True)

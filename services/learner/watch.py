@@ -10,12 +10,12 @@ import grpc
 
 from headway.errors import JobFailed
 from headway.ledger.api import Counts, Ledger
+from headway.patience import patiently
 from headway.pb import rollout_pb2, rollout_pb2_grpc
 from headway.rpc import channel
 from headway.telemetry import get_logger
 from services.learner.events import Events
 from services.learner.metrics import NodeReading, Row, rollout_metrics
-from services.learner.patience import patiently
 
 log = get_logger(__name__)
 _CALL_TIMEOUT_S = 1.0

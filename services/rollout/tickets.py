@@ -12,10 +12,10 @@ from headway.errors import HeadwayError, JobFailed, Unavailable
 from headway.jobspec import JobSpec
 from headway.ledger.api import Lease, Ledger
 from headway.messages import Completion, Group
+from headway.patience import patiently
 from headway.telemetry import get_logger
 from services.rollout.engine import Engine
 from services.rollout.engines import sampling_of
-from services.rollout.patience import patiently
 from services.rollout.scoring import Scored, Scores, score_group
 
 log = get_logger(__name__)

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from headway.errors import HeadwayError, WeightMismatch
 from headway.jobspec import JobSpec
 from headway.ledger.api import ClaimResult, Lease, Ledger, Member
+from headway.patience import patiently, woken
 from headway.telemetry import get_logger
 from services.rollout.engine import Engine
-from services.rollout.patience import patiently, woken
 from services.rollout.scoring import Scores
 from services.rollout.tickets import OUTCOMES, EventLog, TicketWork
 

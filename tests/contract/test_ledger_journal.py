@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import time
 
 import pytest
 
@@ -84,32 +82,11 @@ async def test_what_json_cannot_say_is_refused(journal):
 
 @pytest.mark.parametrize("after", ["", "yesterday", "+", "1-2-3", "(0-0"])
 async def test_a_malformed_position_is_refused(journal, after):
-    for read in (journal.read_events, journal.tail_metrics):
+    for read in (journal.read_events, journal.read_metrics):
         with pytest.raises(InvalidSpec, match="not the id"):
             await read(after)
     with pytest.raises(InvalidSpec, match="limit"):
         await journal.read_events(limit=0)
-
-
-async def test_tail_returns_what_is_there_and_waits_for_what_is_not(client, journal, job_id):
-    first = await journal.append_event("starting", "one")
-    assert [row["id"] for row in await journal.tail_events(timeout_s=60)] == [first]
-    waiting = asyncio.create_task(journal.tail_events(first, timeout_s=60))
-    while not await blocked(client):
-        pass
-    second = await journal.append_event("running", "two")
-    assert [row["id"] for row in await waiting] == [second]
-    assert await journal.tail_events(second, timeout_s=0.01) == []
-
-
-async def test_tail_waits_longer_than_one_blocking_read(journal, monkeypatch):
-    monkeypatch.setattr("headway.journal.MAX_BLOCK_S", 0.02)
-    started = time.monotonic()
-    assert await journal.tail_metrics(timeout_s=0.1) == []
-    assert time.monotonic() - started >= 0.1
-    waiting = asyncio.create_task(journal.tail_metrics(timeout_s=60))
-    await journal.append_metrics(1, {})
-    assert [row["step"] for row in await waiting] == [1]
 
 
 async def test_jobs_do_not_see_each_other(client, journal, job_id):
@@ -122,7 +99,3 @@ async def test_a_journal_without_a_server_is_unavailable():
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
         await Journal(client, "job").append_event("submitted", "x")
     await client.aclose()
-
-
-async def blocked(client) -> bool:
-    return bool((await command(client, "INFO", "clients"))["blocked_clients"])

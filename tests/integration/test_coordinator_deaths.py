@@ -152,7 +152,7 @@ async def test_a_silent_learner_is_replaced_and_a_silent_rollout_node_let_go(sto
             record = await eventually(lambda: attempt_is(client, "j", 2))
             assert (record.learner, record.rollouts) == ("l2", ("r2",))
             lost = [
-                r["node"] for r in (await client.events("j")).rows if r["kind"] == "member_lost"
+                r["node_id"] for r in (await client.events("j")).rows if r["kind"] == "member_lost"
             ]
             assert sorted(lost) == ["l1", "r1"]
     finally:

@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from headway.fleet.state import read_state
+from headway.ports import free_port
 from tests.support.tiny_model import build_tiny_model
-from tests.support.whole_job import command, environment, free_port, tiny_job
+from tests.support.whole_job import command, environment, tiny_job
 
 
 @pytest.fixture(scope="module")

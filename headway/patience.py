@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from headway.errors import HeadwayError
+from headway.errors import Unavailable
 from headway.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -16,14 +16,15 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
 async def patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """The call's result, however long its peer is away; any lasting error is raised at once."""
+    """The result of a call that is safe to repeat, however long its peer is Unavailable.
+
+    Any other error is raised at once; who does not want to wait cancels.
+    """
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
             return await call()
-        except HeadwayError as error:
-            if not error.retryable:
-                raise
+        except Unavailable as error:
             log.warning("trying again: %s", error)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
