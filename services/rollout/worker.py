@@ -164,6 +164,8 @@ class JobRunner:
             claimed = await self._claim(version, room)
             for lease in claimed.leases:
                 self._begin(lease)
+            if claimed.refusal == "closed":
+                await self._give_back("the job's work has ended")
             if len(claimed.leases) == room:
                 continue
             if claimed.leases or await woken(self._wake, pause_s):
@@ -250,8 +252,12 @@ class JobRunner:
         grace_s = 2 * self._spec.rollout.update_timeout_s
         if self._standing_since is None or _now() - self._standing_since < grace_s:
             return
+        await self._give_back("no weights came")
+
+    async def _give_back(self, why: str) -> None:
+        """Stops all sampling; what is already sampled is still scored and delivered."""
         for held in [held for held in self._held.values() if held.sampling]:
-            log.warning("no weights came: given back", extra=self._work_on.names(held.lease))
+            log.warning("a ticket is given back: %s", why, extra=self._work_on.names(held.lease))
             self._drop(held)
             await self._release(held.lease)
 

@@ -10,6 +10,7 @@ import psutil
 import pytest
 import yaml
 
+from headway.client import HeadwayClient
 from headway.fleet.state import read_state
 from headway.ports import free_port
 from tests.support.tiny_model import build_tiny_model
@@ -149,6 +150,11 @@ def test_a_process_that_dies_at_its_start_shows_its_last_words(headway, tmp_path
     assert read_state(tmp_path / "state") is None
 
 
+def rollout_address(client: HeadwayClient) -> str:
+    nodes = client.fleet()["nodes"]
+    return next((node["address"] for node in nodes if node["role"] == "rollout"), "")
+
+
 def test_a_killed_rollout_node_is_started_again_and_the_job_goes_on(headway, model, tmp_path):
     changes = {"trainer__total_training_steps": 200, "rollout__lease_s": 3.0}
     run = sim_run(headway, write_job(tmp_path, model, **changes))
@@ -156,8 +162,14 @@ def test_a_killed_rollout_node_is_started_again_and_the_job_goes_on(headway, mod
     state = read_state(tmp_path / "state")
     assert state is not None
     (node,) = (record for record in state.processes if record.name == "rollout-0")
-    os.kill(node.pid, signal.SIGKILL)
-    run.until("starting rollout-0 again")
+    with HeadwayClient(state.api_url) as client:
+        before = rollout_address(client)
+        os.kill(node.pid, signal.SIGKILL)
+        run.until("starting rollout-0 again")
+        # another address: the learner holds nothing of its predecessor against it
+        while (after := rollout_address(client)) in ("", before):
+            pass
+    assert after != before
     assert run.end() == 0, run.output
     assert "succeeded after 200 steps" in run.output
 

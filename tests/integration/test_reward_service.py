@@ -20,7 +20,7 @@ from headway.lifecycle import Lifecycle
 from headway.messages import ScoreItem
 from headway.pb import reward_pb2, reward_pb2_grpc
 from headway.reward_client import RewardClient
-from headway.rpc import channel
+from headway.rpc import channel, grpc_server
 from services.reward.scoring import ServiceLimits
 from services.reward.serve import reward_server
 from services.reward.workers import PoolSettings
@@ -391,3 +391,33 @@ def test_workers_die_with_a_killed_service():
     finally:
         process.kill()
         process.stderr.close()
+
+
+async def test_the_calls_deadline_follows_the_graders_own_limit():
+    async with reward_stub() as (address, deadlines):
+        client = RewardClient([address], patience_s=0.0)
+        spec = {"type": "string_check", "operation": "eq"}
+        await client.score("", "job", spec, [GOOD], 1.0)
+        await client.score("", "job", {**spec, "timeout_s": 100.0}, [GOOD, GOOD], 1.0)
+        await client.close()
+    assert 25 < deadlines[0] <= 2 * 1.0 + 30
+    assert 300 < deadlines[1] <= 3 * 100.0 + 30
+
+
+@asynccontextmanager
+async def reward_stub():
+    """A service that notes how long its callers wait, and scores everything 1."""
+    deadlines = []
+
+    class Notes(reward_pb2_grpc.RewardServiceServicer):
+        async def Score(self, request, context):
+            deadlines.append(context.time_remaining())
+            result = reward_pb2.ScoreResult(reward=1.0)
+            return reward_pb2.ScoreResponse(results=[result] * len(request.items))
+
+    def register(server):
+        reward_pb2_grpc.add_RewardServiceServicer_to_server(Notes(), server)
+        return ()
+
+    async with grpc_server("127.0.0.1", 0, register) as port:
+        yield f"127.0.0.1:{port}", deadlines

@@ -341,6 +341,19 @@ def test_an_outage_shorter_than_the_lease_loses_nothing():
     run_virtual(main())
 
 
+def test_sampling_stops_when_the_ledger_is_closed():
+    async def main():
+        lengths = Lengths("constant", 36_000)
+        async with stand(job(max_num_seqs=12), lengths=lengths, num_tickets=2) as it:
+            await it.reaches("leased", 2)
+            await it.ledger.close()
+            await until(lambda: it.engine.num_completions_in_flight == 0, 1.0)
+            counts = await it.ledger.counts()
+            assert (counts.issued, counts.leased, it.runner.num_tickets) == (2, 0, 0)
+
+    run_virtual(main())
+
+
 FAILED = Score(None, error_kind="timeout", error_message="grader 'judge' took 10 s")
 
 
