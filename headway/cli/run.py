@@ -60,7 +60,7 @@ def _run_on(
         if interrupts():
             raise Interrupted("stopped before the job was submitted")
         record = client.submit(job, queue=queue)
-        click.echo(f"job {record.job_id}, dashboard {url}")
+        click.echo(f"job {record.job_id}: {url}/v1/jobs/{record.job_id}")
         view = open_view(record.total_steps)
         try:
             return follow(client, record.job_id, view, interrupts, tick)

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 import grpc
 
+from headway import __version__
 from headway.lifecycle import Lifecycle
-from headway.pb import fleet_pb2, fleet_pb2_grpc
+from headway.pb import fleet_pb2, fleet_pb2_grpc, types_pb2
 from headway.rpc import channel
+from headway.settings import ServiceSettings
 from headway.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -23,6 +27,28 @@ _CALL_TIMEOUT_S = 5.0
 
 Reconcile = Callable[[Sequence[fleet_pb2.Assignment]], Awaitable[None]]
 Statuses = Callable[[], Sequence[fleet_pb2.JobStatus]]
+
+
+def describe_node(
+    settings: ServiceSettings,
+    role: types_pb2.Role.ValueType,
+    address: str,
+    http_address: str,
+    num_cpus: int = 0,
+    engine: str = "",
+) -> fleet_pb2.Node:
+    """This process as it registers. `num_cpus` 0: all of the machine's."""
+    return fleet_pb2.Node(
+        node_id=settings.node_id,
+        role=role,
+        address=address,
+        http_address=http_address,
+        engine=engine,
+        num_cpus=num_cpus or os.cpu_count() or 0,
+        num_gpus=len(list(Path("/dev").glob("nvidia[0-9]*"))),
+        software_version=__version__,
+        pid=os.getpid(),
+    )
 
 
 class FleetAgent:

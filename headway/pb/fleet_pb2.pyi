@@ -218,7 +218,6 @@ class HeartbeatRequest(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
-    METRICS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The process."""
     draining: _builtins.bool
@@ -227,21 +226,16 @@ class HeartbeatRequest(_message.Message):
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobStatus]:
         """Every job it works on, or has ended and not yet been told to forget."""
 
-    @_builtins.property
-    def metrics(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Metric]:
-        """Measurements for the fleet page."""
-
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
         jobs: _abc.Iterable[Global___JobStatus] | None = ...,
         draining: _builtins.bool = ...,
-        metrics: _abc.Iterable[_types_pb2.Metric] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "jobs", b"jobs", "metrics", b"metrics", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "jobs", b"jobs", "node_id", b"node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,17 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16headway/v1/types.proto\x12\nheadway.v1\":\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05start\x18\x02 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05\"%\n\x06Metric\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01*Q\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_ROLLOUT\x10\x01\x12\x10\n\x0cROLE_LEARNER\x10\x02\x12\x0f\n\x0bROLE_REWARD\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16headway/v1/types.proto\x12\nheadway.v1\":\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05start\x18\x02 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05*Q\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_ROLLOUT\x10\x01\x12\x10\n\x0cROLE_LEARNER\x10\x02\x12\x0f\n\x0bROLE_REWARD\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.pb.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=137
-  _globals['_ROLE']._serialized_end=218
+  _globals['_ROLE']._serialized_start=98
+  _globals['_ROLE']._serialized_end=179
   _globals['_VERSIONSPAN']._serialized_start=38
   _globals['_VERSIONSPAN']._serialized_end=96
-  _globals['_METRIC']._serialized_start=98
-  _globals['_METRIC']._serialized_end=135
 # @@protoc_insertion_point(module_scope)

@@ -76,29 +76,3 @@ class VersionSpan(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VersionSpan: _TypeAlias = VersionSpan  # noqa: Y015
-
-@_typing.final
-class Metric(_message.Message):
-    """One name and value of a metric."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    VALUE_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """The metric's name, as in docs/metrics.md."""
-    value: _builtins.float
-    """Its value."""
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        value: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "value", b"value"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Metric: _TypeAlias = Metric  # noqa: Y015

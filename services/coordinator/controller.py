@@ -11,7 +11,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headway.errors import Conflict, HeadwayError, NoCapacity, Unavailable
@@ -109,13 +109,12 @@ class Coordinator:
         node_id: str,
         reports: tuple[JobReport, ...],
         draining: bool,
-        metrics: Mapping[str, float],
     ) -> list[Work] | None:
         """Takes a heartbeat in; what the process should do, or None when it is unknown.
 
         Unavailable while Redis is: the process then goes on as it is.
         """
-        news = self.registry.beat(node_id, reports, draining, metrics, time.monotonic())
+        news = self.registry.beat(node_id, reports, draining, time.monotonic())
         if news is None:
             return None
         if news or not self._loaded:

@@ -7,8 +7,8 @@ monotonic clock that the caller reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Role = Literal["rollout", "learner", "reward"]
@@ -41,7 +41,6 @@ class Node:
     pid: int = 0
     draining: bool = False
     reports: tuple[JobReport, ...] = ()
-    metrics: Mapping[str, float] = field(default_factory=dict)
     # None: registered, but has not said yet what it does. It gets no new work
     # before, since it may be at work already.
     heard_at: float | None = None
@@ -84,7 +83,6 @@ class FleetRegistry:
         node_id: str,
         reports: tuple[JobReport, ...],
         draining: bool,
-        metrics: Mapping[str, float],
         now: float,
     ) -> bool | None:
         """Takes a heartbeat in. None: unknown process. True: it says something new."""
@@ -93,9 +91,7 @@ class FleetRegistry:
             return None
         self._expected.pop(node_id, None)
         self._last_seen[node_id] = now
-        self._nodes[node_id] = replace(
-            known, reports=reports, draining=draining, metrics=metrics, heard_at=now
-        )
+        self._nodes[node_id] = replace(known, reports=reports, draining=draining, heard_at=now)
         return known.heard_at is None or known.reports != reports or known.draining != draining
 
     def leave(self, node_id: str) -> bool:

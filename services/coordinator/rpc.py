@@ -46,7 +46,6 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
             request.node_id,
             tuple(_report(status) for status in request.jobs),
             request.draining,
-            {metric.name: metric.value for metric in request.metrics},
         )
         if work is None:
             return fleet_pb2.HeartbeatResponse(unknown_node=True)

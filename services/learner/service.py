@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
 
-import headway
-from headway.fleet.agent import FleetAgent
+from headway.fleet.agent import FleetAgent, describe_node
 from headway.lifecycle import Lifecycle
-from headway.pb import fleet_pb2, learner_pb2_grpc, types_pb2
+from headway.pb import learner_pb2_grpc, types_pb2
 from headway.rpc import grpc_server
 from headway.settings import ServiceSettings
 from headway.web import make_app, serve_http
@@ -44,15 +42,10 @@ async def serve(
         grpc_server(settings.host, settings.port, register) as port,
         serve_http(app, settings.host, settings.http_port) as http_port,
     ):
-        node = fleet_pb2.Node(
-            node_id=settings.node_id,
-            role=types_pb2.ROLE_LEARNER,
-            address=f"{settings.host}:{port}",
-            http_address=f"http://{settings.host}:{http_port}",
-            num_cpus=len(cores) or os.cpu_count() or 0,
-            software_version=headway.__version__,
-            pid=os.getpid(),
-        )
+        node = describe_node(
+            settings, types_pb2.ROLE_LEARNER, f"{settings.host}:{port}",
+            f"http://{settings.host}:{http_port}", len(cores),
+        )  # fmt: skip
         fleet = FleetAgent(settings.coordinator, node, agent.reconcile, agent.statuses)
         lifecycle.spawn(fleet.run(lifecycle), "fleet")
         try:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from headway import __version__
-from headway.fleet.agent import FleetAgent
+from headway.fleet.agent import FleetAgent, describe_node
 from headway.lifecycle import Lifecycle
 from headway.pb import fleet_pb2, types_pb2
 from headway.rpc import grpc_server
@@ -89,15 +87,7 @@ def _join(
 ) -> FleetAgent | None:
     if not settings.coordinator:
         return None
-    node = fleet_pb2.Node(
-        node_id=settings.node_id,
-        role=types_pb2.ROLE_REWARD,
-        address=server.address,
-        http_address=server.http_address,
-        num_cpus=os.cpu_count() or 0,
-        software_version=__version__,
-        pid=os.getpid(),
-    )
+    node = describe_node(settings, types_pb2.ROLE_REWARD, server.address, server.http_address)
     agent = FleetAgent(settings.coordinator, node, _reconcile, lambda: ())
     lifecycle.spawn(agent.run(lifecycle), "fleet")
     return agent

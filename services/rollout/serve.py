@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 
 from prometheus_client import Gauge
 
-from headway import __version__
-from headway.fleet.agent import FleetAgent
+from headway.fleet.agent import FleetAgent, describe_node
 from headway.lifecycle import Lifecycle
-from headway.pb import fleet_pb2, types_pb2
+from headway.pb import types_pb2
 from headway.redis_client import connect, ping
 from headway.rpc import grpc_server
 from headway.settings import ServiceSettings
@@ -47,7 +45,10 @@ async def main(
             address = f"{settings.host}:{port}"
             http_address = f"http://{settings.host}:{http_port}"
             node.worker = WorkerSettings(settings.node_id, address)
-            described = _describe(settings, engine, address, http_address)
+            described = describe_node(
+                settings, types_pb2.ROLE_ROLLOUT, address, http_address, len(engine.cores),
+                engine.kind,
+            )  # fmt: skip
             agent = FleetAgent(settings.coordinator, described, node.reconcile, node.statuses)
             node.on_change = agent.nudge
             lifecycle.spawn(node.run(), "node")
@@ -62,21 +63,6 @@ async def main(
                 await agent.leave()
     finally:
         await redis.aclose()
-
-
-def _describe(
-    settings: ServiceSettings, engine: EngineSettings, address: str, http_address: str
-) -> fleet_pb2.Node:
-    return fleet_pb2.Node(
-        node_id=settings.node_id,
-        role=types_pb2.ROLE_ROLLOUT,
-        address=address,
-        http_address=http_address,
-        engine=engine.kind,
-        num_cpus=len(engine.cores) or os.cpu_count() or 0,
-        software_version=__version__,
-        pid=os.getpid(),
-    )
 
 
 def _measure(node: RolloutNode) -> None:
