@@ -355,10 +355,10 @@ def test_the_registry_loses_the_silent_and_keeps_the_speaking():
     registry = FleetRegistry(lost_after_s=10.0)
     registry.register(node("r1", heard_at=None), 0.0)
     registry.register(node("r2", heard_at=None), 0.0)
-    assert registry.beat("r1", (), False, {}, 8.0) is True  # its first word is news
-    assert registry.beat("r1", (), False, {}, 9.0) is False
-    assert registry.beat("r1", (says("running"),), False, {}, 9.5) is True
-    assert registry.beat("r9", (), False, {}, 9.5) is None
+    assert registry.beat("r1", (), False, 8.0) is True  # its first word is news
+    assert registry.beat("r1", (), False, 9.0) is False
+    assert registry.beat("r1", (says("running"),), False, 9.5) is True
+    assert registry.beat("r9", (), False, 9.5) is None
     assert registry.expire(10.0) == []
     assert registry.expire(10.5) == ["r2"]
     assert [n.node_id for n in registry.nodes()] == ["r1"]
@@ -369,7 +369,7 @@ def test_a_second_register_of_the_same_process_forgets_nothing():
     registry = FleetRegistry(10.0)
     first = node("r1", heard_at=None, pid=7)
     registry.register(first, 0.0)
-    registry.beat("r1", (says("running"),), False, {}, 1.0)
+    registry.beat("r1", (says("running"),), False, 1.0)
     assert not registry.restarted(first)
     registry.register(first, 2.0)
     assert registry.nodes()[0].reports == (says("running"),)
