@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from headway import graders
-from headway.errors import Conflict, InvalidSpec, NoCapacity, Unavailable
+from headway.errors import Conflict, HeadwayError, InvalidSpec, NoCapacity, Unavailable
 from headway.lifecycle import Lifecycle
 from headway.messages import ScoreItem
 from headway.pb import reward_pb2, reward_pb2_grpc
@@ -393,6 +393,15 @@ def test_workers_die_with_a_killed_service():
         process.stderr.close()
 
 
+async def test_s047_a_wrong_number_of_scores_is_an_error_with_both_counts():
+    async with reward_stub(num_too_few=1) as (address, _):
+        client = RewardClient([address], patience_s=0.0)
+        spec = {"type": "string_check", "operation": "eq"}
+        with pytest.raises(HeadwayError, match=r"1 scores for 2 items \(grader 'string_check'\)"):
+            await client.score("", "job", spec, [GOOD, GOOD], 1.0)
+        await client.close()
+
+
 async def test_the_calls_deadline_follows_the_graders_own_limit():
     async with reward_stub() as (address, deadlines):
         client = RewardClient([address], patience_s=0.0)
@@ -400,12 +409,13 @@ async def test_the_calls_deadline_follows_the_graders_own_limit():
         await client.score("", "job", spec, [GOOD], 1.0)
         await client.score("", "job", {**spec, "timeout_s": 100.0}, [GOOD, GOOD], 1.0)
         await client.close()
-    assert 25 < deadlines[0] <= 2 * 1.0 + 30
-    assert 300 < deadlines[1] <= 3 * 100.0 + 30
+    # gRPC rounds a deadline up, to whole seconds when it is far
+    assert 25 < deadlines[0] <= 2 * 1.0 + 30 + 1
+    assert 300 < deadlines[1] <= 3 * 100.0 + 30 + 1
 
 
 @asynccontextmanager
-async def reward_stub():
+async def reward_stub(num_too_few=0):
     """A service that notes how long its callers wait, and scores everything 1."""
     deadlines = []
 
@@ -413,7 +423,7 @@ async def reward_stub():
         async def Score(self, request, context):
             deadlines.append(context.time_remaining())
             result = reward_pb2.ScoreResult(reward=1.0)
-            return reward_pb2.ScoreResponse(results=[result] * len(request.items))
+            return reward_pb2.ScoreResponse(results=[result] * (len(request.items) - num_too_few))
 
     def register(server):
         reward_pb2_grpc.add_RewardServiceServicer_to_server(Notes(), server)
