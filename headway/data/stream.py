@@ -27,11 +27,6 @@ class Cursor:
     ticket_id: int = 0
     position: int = 0
 
-    @property
-    def num_skipped(self) -> int:
-        """Prompts skipped so far because they are too long."""
-        return self.position - self.ticket_id
-
 
 def epoch_order(seed: int, epoch: int, num_rows: int, shuffle: bool) -> list[int]:
     """The rows of one epoch in the order asked; every row once."""

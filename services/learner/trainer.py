@@ -19,7 +19,6 @@ from headway.precision import resolve_dtype
 from headway.rl import metrics
 from headway.rl.lr import learning_rate
 from services.learner.batch import make_batch
-from services.learner.batch import share as share
 from services.learner.export import own_dtype, write_model
 from services.learner.model import Policy, load_policy
 from services.learner.sharding import compute_dtype, place, whole
