@@ -61,7 +61,7 @@ def test_the_run_folder_can_be_read_without_headway(run):
     resolved = yaml.safe_load((run.folder / "job.yaml").read_text())
     assert resolved["algorithm"]["max_policy_lag"] == 2
     environment = json.loads((run.folder / "environment.json").read_text())
-    assert environment["versions"]["torch"].startswith("2.")
+    assert environment["packages"]["torch"].startswith("2.")
     assert environment["seeds"]["job"] == 3
     for hashed in (environment["model"]["sha256"], environment["job"]["sha256"]):
         assert len(hashed) == 64
