@@ -198,14 +198,17 @@ GRADERS: Mapping[str, type[GraderSpec]] = {
 }
 
 
-def validate_grader(spec: object, item: Mapping[str, Any] | None = None) -> GraderSpec:
+def validate_grader(
+    spec: object, item: Mapping[str, Any] | None = None, path: str = "grader"
+) -> GraderSpec:
     """A grader from plain data; with an item of the data, also that its templates resolve.
 
-    InvalidSpec names each fault's path and, for a misspelt name, the nearest known one.
+    InvalidSpec names each fault's path, which begins with `path`, and, for a misspelt name,
+    the nearest known one.
     """
-    grader = _parse(spec, "grader", 0)
+    grader = _parse(spec, path, 0)
     if item is not None:
-        _resolves(grader, item, "grader")
+        _resolves(grader, item, path)
     return grader
 
 

@@ -10,19 +10,32 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headway.errors import InvalidSpec
 from headway.precision import DtypeOrAuto
+from headway.yamls import load_yaml
+
+_END_OF_INTEGERS = 2**31
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
     """A frozen part of a job that refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _can_be_counted(self) -> Self:
+        # The ledger's scripts count in doubles, and data sets are indexed by machine words.
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, int) and value >= _END_OF_INTEGERS:
+                raise ValueError(f"{name} {value} is not below {_END_OF_INTEGERS}")
+        return self
 
 
 class ModelSpec(Section):
@@ -58,7 +71,7 @@ class RewardSpec(Section):
     grader: dict[str, Any]
     on_error: Literal["rescore", "drop_group", "fail"] = "drop_group"
     max_rescores: int = Field(default=2, ge=0)
-    timeout_s: float = Field(default=10.0, gt=0, description="limit for one item")
+    timeout_s: float = Field(default=10.0, gt=0, le=3600, description="limit for one item")
 
 
 class CorrectionSpec(Section):
@@ -91,7 +104,7 @@ class OptimSpec(Section):
     lr: float = Field(default=1e-6, gt=0)
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     lr_warmup_steps: int = Field(default=0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     grad_clip: float = Field(default=1.0, gt=0, description="largest gradient norm")
@@ -121,7 +134,7 @@ class RolloutSpec(Section):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0, description="0: off")
     max_tokens: int = Field(default=256, ge=1, description="tokens a completion")
-    stop: tuple[str, ...] = ()
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     dtype: DtypeOrAuto = Field(
         default="auto", description="of the weights sent and sampled with; auto as compute_dtype"
     )
@@ -131,8 +144,10 @@ class RolloutSpec(Section):
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     kv_cache_gib: float = Field(default=1.0, gt=0, description="KV cache on CPU engines")
     max_num_seqs: int = Field(default=64, ge=1, description="completions sampled at once a node")
-    update_timeout_s: float = Field(default=20.0, gt=0, description="broadcast deadline")
-    lease_s: float = Field(default=30.0, gt=0)
+    update_timeout_s: float = Field(default=20.0, gt=0, le=3600, description="broadcast deadline")
+    lease_s: float = Field(
+        default=30.0, ge=1, le=3600, description="a silent node's tickets go to another after it"
+    )
 
 
 class TrainerSpec(Section):
@@ -226,10 +241,10 @@ def load_job(path: Path, overrides: Sequence[tuple[str, Any]] = ()) -> JobSpec:
     `overrides` are (dotted key, value), applied in order before the job is checked.
     """
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        raw = load_yaml(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InvalidSpec(f"cannot read the job file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (InvalidSpec, UnicodeDecodeError) as error:
         raise InvalidSpec(f"{path} is not YAML: {error}") from None
     try:
         for key, value in overrides:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -39,6 +39,7 @@ _RULES = """\
 - `rollout.n` is at least 2: group-relative advantages compare completions of one prompt.
 - `data.max_prompt_length` + `rollout.max_tokens` is at most `model.max_model_len`, which is at
   most what the model was made for.
+- `actor.optim.betas` are at least 0 and below 1; whole numbers are below 2147483648.
 - `icepop_low` is below `icepop_high`; `rollout.max_nodes` is not below `rollout.min_nodes`.
 """
 
@@ -66,6 +67,8 @@ def _sections(model: type[BaseModel], path: str) -> Iterator[str]:
 
 
 def _type(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in arguments)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import InvalidSpec
-from headway.models import WHEEL_PREFIX, cache_root, check_model
+from headway.models import WHEEL_PREFIX, cache_root, check_model, expand_user
 
 _MAX_HEADER_BYTES = 100 << 20
 
@@ -43,7 +43,7 @@ def local_folder(path: str) -> Path | None:
     """
     kind = check_model(path)
     if kind == "folder":
-        return Path(path).expanduser().resolve()
+        return expand_user(path, "model.path").resolve()
     if kind == "wheel":
         name = path.removeprefix(WHEEL_PREFIX).replace("==", "-")
         folder = cache_root() / "models" / name

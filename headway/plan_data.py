@@ -16,6 +16,7 @@ from typing import Any
 
 from headway.data.source import open_source
 from headway.errors import InvalidSpec
+from headway.graders import GraderSpec, ReasoningGym, Sum
 from headway.jobspec import DataSpec
 
 # `NAME = "word"` at the top level, and `register_dataset(NAME, Dataset, Settings, …)`.
@@ -37,6 +38,22 @@ def first_item(data: DataSpec) -> Mapping[str, Any] | None:
             return None
         _check_names(data, Path(spec.origin).parent)
     return open_source(data).row(0).item
+
+
+def check_grader_data_sets(grader: GraderSpec, path: str) -> None:
+    """InvalidSpec when a reasoning_gym grader names a data set that is not there."""
+    if isinstance(grader, Sum):
+        for name, part in grader.graders.items():
+            check_grader_data_sets(part, f"{path}.graders.{name}")
+    if isinstance(grader, ReasoningGym) and grader.dataset is not None:
+        spec = importlib.util.find_spec("reasoning_gym")
+        if spec is not None and spec.origin is not None:
+            known = reasoning_gym_datasets(Path(spec.origin).parent)
+            if grader.dataset not in known:
+                raise InvalidSpec(
+                    f"{path}.dataset: reasoning_gym has no data set {grader.dataset!r}"
+                    f"{_near(grader.dataset, known)}"
+                )
 
 
 def reasoning_gym_datasets(package: Path) -> dict[str, tuple[Path, str]]:

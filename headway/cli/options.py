@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
-import yaml
 
 from headway.client import HeadwayClient
 from headway.errors import InvalidSpec, Unavailable
 from headway.fleet.local import DEFAULT_API_PORT, LocalFleetSpec, split_cores
 from headway.fleet.state import default_state_dir, read_state
 from headway.jobspec import JobSpec, load_job
-from headway.models import check_model
+from headway.models import check_model, expand_user
 from headway.settings import is_loopback, parse_cores
+from headway.yamls import load_yaml
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -97,10 +97,10 @@ def read_job(path: Path, overrides: Sequence[str]) -> JobSpec:
     """
     job = load_job(path, [_parse_override(text) for text in overrides])
     if check_model(job.model.path) == "folder":
-        folder = str(Path(job.model.path).expanduser().absolute())
+        folder = str(expand_user(job.model.path, "model.path").absolute())
         job = job.model_copy(update={"model": job.model.model_copy(update={"path": folder})})
     if job.data.source != "reasoning_gym":
-        file = str(Path(job.data.name).expanduser().absolute())
+        file = str(expand_user(job.data.name, "data.name").absolute())
         job = job.model_copy(update={"data": job.data.model_copy(update={"name": file})})
     return job
 
@@ -130,8 +130,8 @@ def _parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise InvalidSpec(f"--set {text!r} is not of the form key=value, such as seed=1")
     try:
-        return key.strip(), yaml.safe_load(value)
-    except yaml.YAMLError:
+        return key.strip(), load_yaml(value)
+    except InvalidSpec:
         return key.strip(), value
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from headway.fleet.state import ProcessRecord, record_of
+from headway.fleet.state import ProcessRecord, record_of, wait_ended
 
 _NUM_LOG_LINES = 15
 
@@ -111,7 +111,7 @@ def stop_children(children: Sequence[Child], patience_s: float, hurry: Callable[
     for process in family:
         with suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(family, timeout=5)
+    wait_ended(family, 5.0)
 
 
 def last_lines(log: Path, count: int = _NUM_LOG_LINES) -> str:

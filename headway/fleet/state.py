@@ -117,10 +117,10 @@ def stop_recorded(state_dir: Path, patience_s: float) -> tuple[str, ...]:
     supervisor = state.supervisor.process()
     first = [supervisor] if supervisor is not None else [process for _, process in alive]
     _signal(first, signal.SIGTERM)
-    _, left = psutil.wait_procs([process for _, process in alive], timeout=patience_s)
+    left = wait_ended([process for _, process in alive], patience_s)
     _signal(left, signal.SIGKILL)
     _signal(family, signal.SIGKILL)
-    psutil.wait_procs([*left, *family], timeout=5)
+    wait_ended([*left, *family], 5.0)
     forget_state(state_dir)
     return tuple(name for name, _ in alive)
 
@@ -133,6 +133,27 @@ def wait_gone(record: ProcessRecord, patience_s: float) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def wait_ended(processes: Sequence[psutil.Process], patience_s: float) -> list[psutil.Process]:
+    """Waits until processes have ended; those that have not, after `patience_s` at most.
+
+    A zombie has ended: whether it is ever reaped is its parent's business, and the first
+    process of a container often reaps nothing.
+    """
+    end = time.monotonic() + patience_s
+    left = [process for process in processes if not _ended(process)]
+    while left and time.monotonic() < end:
+        time.sleep(0.05)
+        left = [process for process in left if not _ended(process)]
+    return left
+
+
+def _ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:

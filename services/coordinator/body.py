@@ -12,6 +12,7 @@ import yaml
 from headway.errors import InvalidSpec
 from headway.graders import validate_grader
 from headway.jobspec import JobSpec, parse_job
+from headway.yamls import StrictLoader
 
 MAX_BODY_BYTES = 256 << 10
 _MAX_DEPTH = 40
@@ -48,15 +49,15 @@ def _checked(raw: dict[str, Any]) -> JobSpec:
     # A missing grader, or one of the wrong type, is parse_job's to say.
     if isinstance(reward, dict) and isinstance(reward.get("grader"), dict):
         try:
-            validate_grader(reward["grader"])
+            validate_grader(reward["grader"], path="reward.grader")
         except InvalidSpec as error:
-            faults.append(f"reward.{error}")
+            faults.append(str(error))
     if faults or spec is None:
         raise InvalidSpec("; ".join(faults))
     return spec
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(StrictLoader):
     """Plain YAML without aliases: a few hundred bytes of them stand for gigabytes."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:

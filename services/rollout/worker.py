@@ -15,7 +15,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from headway.errors import HeadwayError, WeightMismatch
 from headway.jobspec import JobSpec
@@ -137,25 +139,27 @@ class JobRunner:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                self._claiming = tasks.create_task(self._claim_loop(), name="claim")
+                self._claiming = tasks.create_task(self._ended_by(self._claim_loop()), name="claim")
                 loops = [
                     self._claiming,
-                    tasks.create_task(self._renew_loop(), name="renew"),
-                    tasks.create_task(self._announce_loop(), name="announce"),
+                    tasks.create_task(self._ended_by(self._renew_loop()), name="renew"),
+                    tasks.create_task(self._ended_by(self._announce_loop()), name="announce"),
                 ]
                 await asyncio.shield(self._end)
                 for task in (*loops, *(h.task for h in self._held.values() if h.task)):
                     task.cancel()
         except BaseExceptionGroup as group:
-            raise _first(group) from group
+            # what ended it, rather than what broke in the ending
+            cause = self._end.exception() if self._end.done() else None
+            raise cause or _first(group) from group
         finally:
             await self._leave()
 
-    # -- the loops
+    # -- the loops. Each looks at `_end` itself: the Redis client may swallow a cancellation.
 
     async def _claim_loop(self) -> None:
         pause_s = self._settings.first_backoff_s
-        while not self._draining:
+        while not self._draining and not self._end.done():
             self._wake.clear()
             room, version = self._room(), self._version
             if room == 0 or version is None:
@@ -177,7 +181,7 @@ class JobRunner:
         return await patiently(lambda: self._ledger.claim(self._settings.node_id, version, room))
 
     async def _renew_loop(self) -> None:
-        while True:
+        while not self._end.done():
             await asyncio.sleep(self._spec.rollout.lease_s / 3)
             await self._give_back_what_stands_still()
             if self._held:
@@ -194,7 +198,7 @@ class JobRunner:
             self._drop(entry)
 
     async def _announce_loop(self) -> None:
-        while not self._draining:
+        while not self._draining and not self._end.done():
             self._changed.clear()
             await self._announce()
             self._num_members = max(1, len(await patiently(self._ledger.members)))
@@ -226,7 +230,10 @@ class JobRunner:
         assert self._tasks is not None
         held = _Held(lease, _now())
         self._held[lease.token] = held
-        held.task = self._tasks.create_task(self._work(held), name=f"ticket-{lease.token}")
+        if self._end.done():
+            return  # it was claimed while the end came: `_leave` gives it back
+        work = self._ended_by(self._work(held))
+        held.task = self._tasks.create_task(work, name=f"ticket-{lease.token}")
 
     async def _work(self, held: _Held) -> None:
         completions = await self._work_on.generate(held.lease)
@@ -278,7 +285,15 @@ class JobRunner:
             log.warning("leases are left to expire: %s", error, extra={"job_id": self._job_id})
         self._held.clear()
 
-    def _fail(self, error: HeadwayError) -> None:
+    async def _ended_by(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs one of the tasks; what it raises ends them all."""
+        try:
+            await work
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: Exception) -> None:
         if not self._end.done():
             self._end.set_exception(error)
         self._let_go.set()

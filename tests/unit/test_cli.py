@@ -226,6 +226,7 @@ def test_down_ends_recorded_processes_only(headway, tmp_path):
         stale = ProcessRecord("reward", other.pid, record_of("x", other.pid).started - 500.0)
         write_state(state_dir, FleetState(gone, "", "", "", True, (mine, stale)))
         assert read_state(state_dir) is None  # its supervisor is gone
+        # Ended, it stays a zombie of ours meanwhile: `down` must not wait for its reaping.
         done = headway("down")
         assert (done.returncode, done.stdout) == (0, "ended learner\n")
         assert ours.wait(10) != 0

@@ -1,6 +1,7 @@
 """The job runner over the in-memory ledger and the sim engine, in virtual time."""
 
 import asyncio
+import contextlib
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -500,6 +501,27 @@ def test_an_engine_that_only_fails_ends_the_runner():
 
         async with stand(engine=FlawedEngine(always)) as it:
             with pytest.raises(JobFailed, match="8 generations in a row"):
+                await it.task
+            assert await it.count("leased") == 0 and await it.ledger.members() == ()
+
+    run_virtual(main())
+
+
+def test_a_claim_that_outlives_the_end_hides_no_cause_and_keeps_no_lease():
+    async def main():
+        def always(completions, seed):
+            raise RuntimeError("out of memory")
+
+        async with stand(engine=FlawedEngine(always)) as it:
+            claim = it.ledger.claim
+
+            async def deaf(*args):  # as the Redis client of Python 3.11: cancelled, it goes on
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.05)
+                return await claim(*args)
+
+            it.ledger.claim = deaf
+            with pytest.raises(JobFailed, match="generations in a row"):
                 await it.task
             assert await it.count("leased") == 0 and await it.ledger.members() == ()
 

@@ -1,0 +1,89 @@
+"""Jobs that are refused before anything starts: the file, its values, what it names."""
+
+from pathlib import Path
+
+import pytest
+
+from headway.cli.options import read_job
+from headway.errors import InvalidSpec
+from headway.graders import validate_grader
+from headway.plan_data import check_grader_data_sets
+from headway.yamls import load_yaml
+from services.coordinator.body import parse_submission
+
+JOB = """\
+model: {path: org/name}
+data: {source: reasoning_gym, name: chain_sum}
+reward: {grader: {type: numeric}}
+trainer: {total_training_steps: 30}
+"""
+
+
+def refused(tmp_path: Path, text: str, *overrides: str) -> str:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidSpec) as caught:
+        read_job(file, overrides)
+    return str(caught.value)
+
+
+def test_the_job_itself_is_taken(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB)
+    assert read_job(file, ()).trainer.total_training_steps == 30
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("actor.optim.betas=[0.9, 1]", "actor.optim.betas.1: Input should be less than 1"),
+        ("actor.optim.betas=[-0.1, 0.9]", "actor.optim.betas.0: Input should be greater than"),
+        ("data.size=2147483648", "size 2147483648 is not below 2147483648"),
+        ("algorithm.max_policy_lag=99999999999999999999", "is not below 2147483648"),
+        ("trainer.total_training_steps=2147483648", "is not below 2147483648"),
+        ("rollout.stop=['']", "rollout.stop.0: String should have at least 1 character"),
+        ("rollout.lease_s=0.5", "rollout.lease_s: Input should be greater than or equal to 1"),
+        ("reward.timeout_s=1e9", "reward.timeout_s: Input should be less than or equal to 3600"),
+        ("rollout.update_timeout_s=1e9", "rollout.update_timeout_s: Input should be less than"),
+        ("model.path=~nobody-of-this-name/x", "model.path '~nobody-of-this-name/x': there is no"),
+    ],
+)
+def test_values_that_no_job_could_live_with(tmp_path, override, said):
+    assert said in refused(tmp_path, JOB, override)
+
+
+def test_a_data_file_in_a_home_that_is_not_there(tmp_path):
+    text = JOB.replace("reasoning_gym, name: chain_sum", "jsonl, name: ~nobody-of-this-name/x")
+    assert "data.name '~nobody-of-this-name/x': there is no" in refused(tmp_path, text)
+
+
+def test_a_key_that_stands_twice_is_refused_in_files_and_bodies(tmp_path):
+    twice = JOB + "seed: 1\nseed: 2\n"
+    assert "the key seed stands here twice" in refused(tmp_path, twice)
+    with pytest.raises(InvalidSpec, match="the key seed stands here twice"):
+        parse_submission(twice.encode(), "application/yaml")
+    assert load_yaml("a: {x: 1}\nb: {x: 1}") == {"a": {"x": 1}, "b": {"x": 1}}
+    assert load_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}")["b"] == {"x": 3, "y": 2}
+
+
+def test_a_nest_too_deep_is_an_error_and_no_crash(tmp_path):
+    deep = "a: " + "[" * 5000 + "]" * 5000
+    assert "job.yaml is not YAML: it is nested too deep" in refused(tmp_path, deep)
+    assert load_yaml("[[[[1]]]]") == [[[[1]]]]
+
+
+def test_a_fault_of_the_grader_names_its_whole_path():
+    with pytest.raises(InvalidSpec, match=r"^missing key reward\.grader\.pattern$"):
+        validate_grader({"type": "regex"}, path="reward.grader")
+    unknown = r"^unknown key reward\.grader\.extrac \(did you mean reward\.grader\.extract\?\)$"
+    with pytest.raises(InvalidSpec, match=unknown):
+        validate_grader({"type": "numeric", "extrac": "last"}, path="reward.grader")
+
+
+def test_a_grader_of_a_data_set_that_is_not_there():
+    parts = {"a": {"type": "reasoning_gym", "dataset": "chain_summ"}}
+    grader = validate_grader({"type": "sum", "graders": parts})
+    said = r"grader\.graders\.a\.dataset: .*'chain_summ' \(did you mean chain_sum\?\)"
+    with pytest.raises(InvalidSpec, match=said):
+        check_grader_data_sets(grader, "grader")
+    check_grader_data_sets(validate_grader({"type": "reasoning_gym", "dataset": "chain_sum"}), "g")
