@@ -38,7 +38,7 @@ from services.learner.metrics import count_tokens, group_metrics, lag_metrics, l
 from services.learner.run_folder import RunFolder
 from services.learner.saver import Saver
 from services.learner.status import Reporter
-from services.learner.watch import RewardWatch, RolloutMeter
+from services.learner.watch import RewardWatch, RolloutMeter, top_reasons
 
 log = get_logger(__name__)
 _SAY_AFTER_S = 10.0  # a wait this long is an event
@@ -313,6 +313,7 @@ class Loop:
             f" here, {counts.leased} are being sampled by {nodes} rollout nodes"
         )
         text += f"; held up by {holders}" if holders else ""
+        text += f"; groups lost so far: {top_reasons(counts.reasons)}" if counts.reasons else ""
         self._p.reporter.update(detail=text)
         self._p.events.add("waiting", text, step=step + 1)
 

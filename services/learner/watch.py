@@ -82,7 +82,7 @@ class RewardWatch:
         if fresh and self._since_good >= self._limit:
             raise JobFailed(
                 f"{self._since_good} groups in a row could not be scored"
-                f" ({_top_reasons(counts.reasons)}): see the reward service's log and reward.grader"
+                f" ({top_reasons(counts.reasons, REWARD_REASON)}): see the reward service's log and reward.grader"
             )
         return fresh
 
@@ -96,7 +96,7 @@ class RewardWatch:
             if fresh:
                 events.add(
                     "reward_errors",
-                    f"{fresh} groups could not be scored ({_top_reasons(counts.reasons)})",
+                    f"{fresh} groups could not be scored ({top_reasons(counts.reasons, REWARD_REASON)})",
                     groups=fresh,
                 )
 
@@ -111,7 +111,8 @@ def reward_errors(reasons: Mapping[str, int]) -> int:
     return sum(n for name, n in reasons.items() if name.startswith(REWARD_REASON))
 
 
-def _top_reasons(reasons: Mapping[str, int]) -> str:
-    failed = {name: n for name, n in reasons.items() if name.startswith(REWARD_REASON)}
-    ranked = sorted(failed.items(), key=lambda item: -item[1])[:3]
+def top_reasons(reasons: Mapping[str, int], prefix: str = "") -> str:
+    """The three most frequent reasons that begin so, with their counts, for people."""
+    named = {name: n for name, n in reasons.items() if name.startswith(prefix)}
+    ranked = sorted(named.items(), key=lambda item: -item[1])[:3]
     return ", ".join(f"{name}: {n}" for name, n in ranked)

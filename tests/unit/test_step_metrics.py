@@ -13,7 +13,7 @@ from services.learner.metrics import (
     ledger_metrics,
     rollout_metrics,
 )
-from services.learner.watch import RewardWatch, reward_errors
+from services.learner.watch import RewardWatch, reward_errors, top_reasons
 
 
 def completion(*spans, reward=1.0, finish="stop"):
@@ -105,3 +105,9 @@ def test_s043_rewards_that_stay_bad_end_the_job_and_some_bad_ones_do_not():
     strict = RewardWatch(batch_groups=2, fail_at_once=True)
     with pytest.raises(JobFailed):
         strict.look(counts(delivered=5, reward_crash=1))
+
+
+def test_the_most_frequent_reasons_are_named():
+    reasons = {"a": 1, "reward_error:timeout": 2, "zero_variance": 5, "late": 3}
+    assert top_reasons(reasons) == "zero_variance: 5, late: 3, reward_error:timeout: 2"
+    assert top_reasons(reasons, "reward") == "reward_error:timeout: 2"
