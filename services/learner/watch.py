@@ -80,9 +80,10 @@ class RewardWatch:
         self._since_good = fresh if good > self._good else self._since_good + fresh
         self._good, self._errors = max(good, self._good), errors
         if fresh and self._since_good >= self._limit:
+            why = top_reasons(counts.reasons, REWARD_REASON)
             raise JobFailed(
-                f"{self._since_good} groups in a row could not be scored"
-                f" ({top_reasons(counts.reasons, REWARD_REASON)}): see the reward service's log and reward.grader"
+                f"{self._since_good} groups in a row could not be scored ({why}): see the reward"
+                " service's log and reward.grader"
             )
         return fresh
 
@@ -94,11 +95,9 @@ class RewardWatch:
             counts = await patiently(ledger.counts)
             fresh = self.look(counts)
             if fresh:
-                events.add(
-                    "reward_errors",
-                    f"{fresh} groups could not be scored ({top_reasons(counts.reasons, REWARD_REASON)})",
-                    groups=fresh,
-                )
+                why = top_reasons(counts.reasons, REWARD_REASON)
+                text = f"{fresh} groups could not be scored ({why})"
+                events.add("reward_errors", text, groups=fresh)
 
     def start(self, counts: Counts) -> None:
         """Takes what was there before as given."""
