@@ -131,4 +131,6 @@ def headway_error(error: rex.RedisError, where: str) -> HeadwayError:
         return Unavailable(f"Redis at {where} did not answer in time")
     if isinstance(error, rex.ConnectionError):
         return Unavailable(f"cannot reach Redis at {where}: {text or 'connection lost'}")
+    if isinstance(error, rex.InvalidResponse):
+        return Unavailable(f"what answers at {where} is not Redis: {text}")
     return HeadwayError(f"Redis at {where} answered with an error: {text}")

@@ -15,7 +15,7 @@ from headway.cli.interrupts import Interrupts, counting_interrupts
 from headway.cli.options import connect, fleet_options, fleet_spec
 from headway.errors import HeadwayError
 from headway.fleet.local import LocalFleet, LocalFleetSpec, local_fleet
-from headway.fleet.state import read_state
+from headway.fleet.state import make_folder, read_state
 
 _CANCEL_PATIENCE_S = 30.0
 
@@ -67,7 +67,7 @@ def _cancel_jobs(fleet: LocalFleet, interrupts: Interrupts) -> None:
 def _detached(spec: LocalFleetSpec) -> int:
     """Runs the same command in the background and waits until its fleet is ready."""
     log = spec.state_dir / "logs" / "up.log"
-    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(log.parent, "the fleet's state (HEADWAY_STATE)")
     arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
     with log.open("wb") as sink:
         process = subprocess.Popen(

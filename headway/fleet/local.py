@@ -26,6 +26,7 @@ from headway.fleet.state import (
     ProcessRecord,
     forget_state,
     instance_lock,
+    make_folder,
     record_of,
     stop_recorded,
     write_state,
@@ -256,15 +257,16 @@ def local_fleet(
 ) -> Iterator[LocalFleet]:
     """A fleet that is up while the block runs; `interrupted` counts the user's Ctrl-C.
 
-    Raises Conflict (a second fleet, a taken port), Unavailable or Unauthorized (Redis)
-    before anything is started, StartFailed or Interrupted while starting.
+    Raises Conflict (a second fleet, a taken port), Unavailable or Unauthorized (Redis),
+    InvalidSpec (a folder that takes nothing) before anything is started, StartFailed or
+    Interrupted while starting.
     """
     with instance_lock(spec.state_dir):
         check_port(spec.api_port, "--port")
         if spec.redis_url is not None:
             asyncio.run(ping(spec.redis_url))
+        make_folder(spec.runs_dir, "--runs-dir", 0o777)  # less the umask
         stop_recorded(spec.state_dir, patience_s=5)  # left over when a supervisor was killed
-        spec.runs_dir.mkdir(parents=True, exist_ok=True)
         fleet = LocalFleet(spec, interrupted)
         try:
             fleet.start(say)

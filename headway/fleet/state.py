@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from headway.errors import Conflict
+from headway.errors import Conflict, InvalidSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +90,25 @@ def forget_state(state_dir: Path) -> None:
     (state_dir / "fleet.json").unlink(missing_ok=True)
 
 
+def make_folder(folder: Path, setting: str, mode: int = 0o700) -> None:
+    """Makes a folder and its parents. InvalidSpec when nothing can be written into it;
+    `setting` says where its name came from.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=mode)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"a full disk takes no byte")
+            probe.flush()
+    except OSError as error:
+        raise InvalidSpec(
+            f"{setting}: nothing can be written in {folder} ({error.strerror})"
+        ) from None
+
+
 @contextmanager
 def instance_lock(state_dir: Path) -> Iterator[None]:
     """Held while the block runs. Conflict, naming the fleet, when another process holds it."""
-    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(state_dir, "the fleet's state (HEADWAY_STATE)")
     with (state_dir / "fleet.lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

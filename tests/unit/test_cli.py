@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -10,15 +11,18 @@ from pathlib import Path
 import pytest
 import yaml
 
+from headway.errors import InvalidSpec
 from headway.fleet.child import last_lines
 from headway.fleet.state import (
     FleetState,
     ProcessRecord,
     instance_lock,
+    make_folder,
     read_state,
     record_of,
     write_state,
 )
+from headway.ports import free_port
 from headway.valkey import EmbeddedValkey
 from tests.unit.test_plan import model_folder
 
@@ -152,6 +156,21 @@ def test_a_port_in_use_is_named(headway, job_file, tmp_path):
             assert f"port {port} on 127.0.0.1" in done.stderr
             assert "--port" in done.stderr
     assert_nothing_started(tmp_path)
+
+
+def test_folders_that_take_nothing_are_named(headway, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for arguments in (("up",), ("up", "--detach")):
+        done = headway(*arguments, "--engine", "sim", "--port", free_port(), "--runs-dir", "file/x")
+        assert done.returncode == 2
+        assert re.fullmatch(
+            "error: --runs-dir: nothing can be written in .*file/x .*\n", done.stderr
+        )
+    with pytest.raises(InvalidSpec, match=r"HEADWAY_STATE.*nothing can be written in .*file/s"):
+        instance_lock(tmp_path / "file" / "s").__enter__()
+    with pytest.raises(InvalidSpec, match="nothing can be written in /dev/full "):
+        make_folder(Path("/dev/full"), "--runs-dir")
+    assert not (tmp_path / "state" / "fleet.json").exists()
 
 
 def test_redis_down(headway, tmp_path):

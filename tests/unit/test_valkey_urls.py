@@ -71,6 +71,7 @@ def test_the_address_of_a_client_shows_no_password():
         (rex.ReadOnlyError("replica"), Unavailable, "name the primary"),
         (rex.TimeoutError("slow"), Unavailable, "in time"),
         (rex.ConnectionError("refused"), Unavailable, "cannot reach Redis at HERE: refused"),
+        (rex.InvalidResponse("Protocol error, got '<'"), Unavailable, "HERE is not Redis"),
         (rex.ResponseError("WRONGTYPE of key"), HeadwayError, "WRONGTYPE"),
     ],
 )
