@@ -29,7 +29,7 @@ from services.rollout.vllm_setup import VllmConfig, build, set_environment
 __all__ = ["VllmConfig", "VllmEngine"]
 
 log = get_logger(__name__)
-_POLL_S = 0.01
+_POLL_S = 0.03  # each poll takes the worker's time between two steps
 
 
 class VllmEngine:

@@ -8,6 +8,14 @@ from typing import Any
 
 from headway.precision import DtypeOrAuto, resolve_dtype
 
+# glibc, in the processes vLLM starts: memory that was freed is kept. By default activations and
+# the scratch of every install go back to the system, and each page is cleared and mapped anew
+_MALLOC = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class VllmConfig:
@@ -23,15 +31,25 @@ class VllmConfig:
     seed: int = 0
 
 
+# by its path: the name "uni" is refused on CPUs, where each worker has to be bound to its cores
+# before it starts; with one core there is nothing to bind, it is this process's own
+_IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+
+
+def _cores(config: VllmConfig) -> tuple[int, ...]:
+    return config.cpu_cores or tuple(sorted(os.sched_getaffinity(0)))
+
+
 def set_environment(config: VllmConfig) -> None:
     """Environment variables that vLLM reads at import: no network, quiet, these cores."""
-    cores = config.cpu_cores or tuple(sorted(os.sched_getaffinity(0)))
     os.environ.update(
         VLLM_NO_USAGE_STATS="1",
         DO_NOT_TRACK="1",
         HF_HUB_OFFLINE="1",  # the model is a folder here
-        VLLM_CPU_OMP_THREADS_BIND=",".join(map(str, cores)),
+        VLLM_CPU_OMP_THREADS_BIND=",".join(map(str, _cores(config))),
     )
+    for name, value in _MALLOC.items():
+        os.environ.setdefault(name, value)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are about tuning
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     if config.enforce_eager:
@@ -63,6 +81,8 @@ def build(model: str, config: VllmConfig) -> Any:
         # the CPU's smallest: completions of one prompt share its whole blocks, and vLLM's
         # default of 128 would share nothing of a short prompt
         block_size=32 if on_cpu else None,
+        # with one core, vLLM's scheduler and its worker would only wait for it in turns, spinning
+        distributed_executor_backend=_IN_PROCESS if on_cpu and len(_cores(config)) == 1 else None,
         disable_log_stats=True,
         enable_log_requests=False,
         kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30) if on_cpu else None,
