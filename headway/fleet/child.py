@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -81,7 +82,8 @@ class Child:
         try:
             with urllib.request.urlopen(self.spec.http_address + "/readyz", timeout=1) as answer:
                 return bool(answer.status == 200)
-        except OSError:  # URLError included: nobody listens yet, or it says 503
+        # URLError included: nobody listens yet, or it says 503; or another listens there
+        except (OSError, http.client.HTTPException):
             return False
 
     def last_words(self) -> str:
