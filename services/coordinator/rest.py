@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.requests import ClientDisconnect
 
 from headway.errors import InvalidSpec
 from headway.jobs import JOB_ID, JobRecord, check_job_id, record_to_dict
@@ -148,10 +149,13 @@ async def _known(coordinator: Coordinator, job_id: str) -> JobRecord:
 async def _read_body(request: Request) -> bytes | None:
     """The body, or None as soon as it is longer than a job may be."""
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            return None
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                return None
+    except ClientDisconnect:
+        raise InvalidSpec("the body broke off") from None
     return bytes(body)
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
 
 from headway.cli.options import read_job
 from headway.errors import InvalidSpec
@@ -10,6 +11,7 @@ from headway.graders import validate_grader
 from headway.plan_data import check_grader_data_sets
 from headway.yamls import load_yaml
 from services.coordinator.body import parse_submission
+from services.coordinator.rest import _read_body
 
 JOB = """\
 model: {path: org/name}
@@ -87,3 +89,17 @@ def test_a_grader_of_a_data_set_that_is_not_there():
     with pytest.raises(InvalidSpec, match=said):
         check_grader_data_sets(grader, "grader")
     check_grader_data_sets(validate_grader({"type": "reasoning_gym", "dataset": "chain_sum"}), "g")
+
+
+async def test_a_client_that_hangs_up_half_way_is_no_crash():
+    messages = iter([
+        {"type": "http.request", "body": b"name: x", "more_body": True},
+        {"type": "http.disconnect"},
+    ])  # fmt: skip
+
+    async def receive():
+        return next(messages)
+
+    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    with pytest.raises(InvalidSpec, match="broke off"):
+        await _read_body(request)
