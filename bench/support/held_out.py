@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,9 +41,12 @@ def answers_by_transformers(model: Path, tickets: Sequence[Ticket], max_tokens: 
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    texts = []
-    for ticket in tickets:
-        ids = torch.tensor([ticket.prompt_ids])
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for place, ticket in enumerate(tickets):
+        by_length[len(ticket.prompt_ids)].append(place)
+    texts = [""] * len(tickets)
+    for length, places in by_length.items():  # equal lengths: a batch without padding
+        ids = torch.tensor([tickets[place].prompt_ids for place in places])
         out = network.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -50,7 +54,9 @@ def answers_by_transformers(model: Path, tickets: Sequence[Ticket], max_tokens: 
             do_sample=False,
             pad_token_id=tokenizer.eos_token_id,
         )
-        texts.append(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
+        answers = tokenizer.batch_decode(out[:, length:], skip_special_tokens=True)
+        for place, answer in zip(places, answers, strict=True):
+            texts[place] = answer
     return texts
 
 
