@@ -21,6 +21,7 @@ from headway.data.stream import PromptStream
 from headway.graders import validate_grader
 from headway.jobspec import JobSpec, load_job
 from headway.messages import Ticket
+from headway.precision import resolve_dtype
 
 
 def held_out_tickets(job: JobSpec, model: Path, problems: int, seed: int) -> list[Ticket]:
@@ -63,8 +64,10 @@ def answers_by_transformers(model: Path, tickets: Sequence[Ticket], max_tokens: 
 def answers_by_vllm(model: Path, tickets: Sequence[Ticket], max_tokens: int) -> list[str]:
     """Greedy answers of vLLM."""
     from vllm import LLM, SamplingParams
+    from vllm.platforms import current_platform
 
-    llm = LLM(str(model), dtype="bfloat16", enforce_eager=True, max_model_len=512)
+    dtype = resolve_dtype("auto", on_gpu=not current_platform.is_cpu())
+    llm = LLM(str(model), dtype=dtype, enforce_eager=True, max_model_len=512)
     prompts = [{"prompt_token_ids": list(ticket.prompt_ids)} for ticket in tickets]
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=max_tokens))
     return [output.outputs[0].text for output in outputs]
