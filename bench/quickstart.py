@@ -133,7 +133,9 @@ def score_held_out(job: Path, model: Path, problems: int) -> dict[str, float]:
         command = [sys.executable, str(ROOT / "bench/support/held_out.py"), str(job), str(model)]
         command += ["--engine", engine, "--problems", str(problems), "--seed", str(HELD_OUT_SEED)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        scores[engine] = float(json.loads(done.stdout.splitlines()[-1])["mean_reward"])
+        # vLLM's processes say on stdout that they end, after the result
+        result = [line for line in done.stdout.splitlines() if line.startswith("{")][-1]
+        scores[engine] = float(json.loads(result)["mean_reward"])
     return scores
 
 
