@@ -11,49 +11,33 @@ Errors are those of `headway.errors`; Unavailable when nothing answers.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Self
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, Self
 
 import httpx
 
-from headway import errors
-from headway.errors import HeadwayError, InvalidSpec, NotFound, Unavailable
-from headway.jobs import JOB_ID, JobRecord, record_from_dict
+from headway.errors import Unavailable
+from headway.jobs import JobRecord, record_from_dict
 from headway.jobspec import JobSpec
+from headway.rest import (
+    RETRY_PAUSE_S,
+    STREAM_TIMEOUT,
+    TIMEOUT,
+    JobUpdate,
+    Page,
+    Row,
+    StreamReader,
+    auth_headers,
+    checked_url,
+    decode,
+    job_path,
+    raise_for,
+    submit_request,
+    unreachable,
+)
 
-Row = dict[str, Any]
-_TIMEOUT = httpx.Timeout(10.0, connect=3.0)
-# The server sends a comment at least every 10 s; a silent stream is a dead one.
-_STREAM_TIMEOUT = httpx.Timeout(30.0, connect=3.0)
-_RETRY_PAUSE_S = 0.3
-_BY_KIND = {
-    cls.kind: cls
-    for cls in vars(errors).values()
-    if isinstance(cls, type) and issubclass(cls, HeadwayError)
-}
-
-
-@dataclass(frozen=True, slots=True)
-class JobUpdate:
-    """One thing that happened in a job: an event row or a metrics row (one a step).
-
-    `cursor` resumes the stream after this update.
-    """
-
-    kind: Literal["event", "metrics"]
-    row: Row
-    cursor: str
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Rows of a list, oldest first, and the cursor after the last of them."""
-
-    rows: Sequence[Row]
-    next_after: str
+__all__ = ["AsyncHeadwayClient", "HeadwayClient", "JobUpdate", "Page", "Row"]
 
 
 class HeadwayClient:
@@ -64,7 +48,10 @@ class HeadwayClient:
     ) -> None:
         self._url = url
         self._http = httpx.Client(
-            base_url=_checked(url), headers=_headers(token), timeout=_TIMEOUT, transport=transport
+            base_url=checked_url(url),
+            headers=auth_headers(token),
+            timeout=TIMEOUT,
+            transport=transport,
         )
 
     def __enter__(self) -> Self:
@@ -89,11 +76,11 @@ class HeadwayClient:
         InvalidSpec names every fault; NoCapacity says what the fleet lacks (unless
         `queue`, then the job waits for it); Conflict when the id has another spec.
         """
-        return record_from_dict(self._call(**_submit(spec, job_id, queue, idempotency_key)))
+        return record_from_dict(self._call(**submit_request(spec, job_id, queue, idempotency_key)))
 
     def job(self, job_id: str) -> JobRecord:
         """One job as it stands. NotFound when there is none of this id."""
-        return record_from_dict(self._call("GET", _job_path(job_id)))
+        return record_from_dict(self._call("GET", job_path(job_id)))
 
     def jobs(self) -> list[JobRecord]:
         """All jobs, newest first."""
@@ -107,15 +94,15 @@ class HeadwayClient:
 
     def events(self, job_id: str, after: str = "", limit: int = 1000) -> Page:
         """Events after a cursor ("" for the beginning), oldest first."""
-        return self._page(_job_path(job_id, "events"), after, limit)
+        return self._page(job_path(job_id, "events"), after, limit)
 
     def metrics(self, job_id: str, after: str = "", limit: int = 1000) -> Page:
         """Metrics rows after a cursor ("" for the beginning), one a step."""
-        return self._page(_job_path(job_id, "metrics"), after, limit)
+        return self._page(job_path(job_id, "metrics"), after, limit)
 
     def cancel(self, job_id: str) -> JobRecord:
         """Asks for the job's end; safe to repeat. Conflict when it succeeded or failed."""
-        return record_from_dict(self._call("POST", _job_path(job_id, "cancel")))
+        return record_from_dict(self._call("POST", job_path(job_id, "cancel")))
 
     def fleet(self) -> Row:
         """The processes of the fleet: `{"nodes": [...]}`; docs/rest-api.md has the fields."""
@@ -127,20 +114,20 @@ class HeadwayClient:
         A broken connection is taken up again where it broke. Unavailable when the
         coordinator stays away for `patience_s`.
         """
-        reader = _StreamReader(job_id, after, patience_s)
+        reader = StreamReader(job_id, after, patience_s)
         while not reader.ended:
             try:
                 with self._http.stream(
-                    "GET", reader.path, headers=reader.headers(), timeout=_STREAM_TIMEOUT
+                    "GET", reader.path, headers=reader.headers(), timeout=STREAM_TIMEOUT
                 ) as answer:
                     if answer.is_error:
                         answer.read()
-                        _raise(answer)
+                        raise_for(answer)
                     yield from reader.updates(answer.iter_lines())
             except (httpx.TransportError, Unavailable) as error:
                 reader.broken(self._url, error)
             if not reader.ended:
-                time.sleep(_RETRY_PAUSE_S)
+                time.sleep(RETRY_PAUSE_S)
 
     def _page(self, path: str, after: str, limit: int) -> Page:
         page = self._call("GET", path, params={"after": after, "limit": limit})
@@ -148,9 +135,9 @@ class HeadwayClient:
 
     def _call(self, method: str, path: str, **request: Any) -> Row:
         try:
-            return _decode(self._http.request(method, path, **request))
+            return decode(self._http.request(method, path, **request))
         except httpx.TransportError as error:
-            raise _unreachable(self._url, error) from None
+            raise unreachable(self._url, error) from None
 
 
 class AsyncHeadwayClient:
@@ -161,7 +148,10 @@ class AsyncHeadwayClient:
     ) -> None:
         self._url = url
         self._http = httpx.AsyncClient(
-            base_url=_checked(url), headers=_headers(token), timeout=_TIMEOUT, transport=transport
+            base_url=checked_url(url),
+            headers=auth_headers(token),
+            timeout=TIMEOUT,
+            transport=transport,
         )
 
     async def __aenter__(self) -> Self:
@@ -182,11 +172,13 @@ class AsyncHeadwayClient:
         idempotency_key: str | None = None,
     ) -> JobRecord:
         """Submits a job; see HeadwayClient.submit."""
-        return record_from_dict(await self._call(**_submit(spec, job_id, queue, idempotency_key)))
+        return record_from_dict(
+            await self._call(**submit_request(spec, job_id, queue, idempotency_key))
+        )
 
     async def job(self, job_id: str) -> JobRecord:
         """One job as it stands. NotFound when there is none of this id."""
-        return record_from_dict(await self._call("GET", _job_path(job_id)))
+        return record_from_dict(await self._call("GET", job_path(job_id)))
 
     async def jobs(self) -> list[JobRecord]:
         """All jobs, newest first."""
@@ -200,15 +192,15 @@ class AsyncHeadwayClient:
 
     async def events(self, job_id: str, after: str = "", limit: int = 1000) -> Page:
         """Events after a cursor ("" for the beginning), oldest first."""
-        return await self._page(_job_path(job_id, "events"), after, limit)
+        return await self._page(job_path(job_id, "events"), after, limit)
 
     async def metrics(self, job_id: str, after: str = "", limit: int = 1000) -> Page:
         """Metrics rows after a cursor ("" for the beginning), one a step."""
-        return await self._page(_job_path(job_id, "metrics"), after, limit)
+        return await self._page(job_path(job_id, "metrics"), after, limit)
 
     async def cancel(self, job_id: str) -> JobRecord:
         """Asks for the job's end; safe to repeat. Conflict when it succeeded or failed."""
-        return record_from_dict(await self._call("POST", _job_path(job_id, "cancel")))
+        return record_from_dict(await self._call("POST", job_path(job_id, "cancel")))
 
     async def fleet(self) -> Row:
         """The processes of the fleet; see HeadwayClient.fleet."""
@@ -218,22 +210,22 @@ class AsyncHeadwayClient:
         self, job_id: str, after: str = "", patience_s: float = 30.0
     ) -> AsyncIterator[JobUpdate]:
         """Every event and metrics row until the job has ended; see HeadwayClient.follow."""
-        reader = _StreamReader(job_id, after, patience_s)
+        reader = StreamReader(job_id, after, patience_s)
         while not reader.ended:
             try:
                 async with self._http.stream(
-                    "GET", reader.path, headers=reader.headers(), timeout=_STREAM_TIMEOUT
+                    "GET", reader.path, headers=reader.headers(), timeout=STREAM_TIMEOUT
                 ) as answer:
                     if answer.is_error:
                         await answer.aread()
-                        _raise(answer)
+                        raise_for(answer)
                     async for line in answer.aiter_lines():
                         for update in reader.updates([line]):
                             yield update
             except (httpx.TransportError, Unavailable) as error:
                 reader.broken(self._url, error)
             if not reader.ended:
-                await asyncio.sleep(_RETRY_PAUSE_S)
+                await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _page(self, path: str, after: str, limit: int) -> Page:
         page = await self._call("GET", path, params={"after": after, "limit": limit})
@@ -241,105 +233,6 @@ class AsyncHeadwayClient:
 
     async def _call(self, method: str, path: str, **request: Any) -> Row:
         try:
-            return _decode(await self._http.request(method, path, **request))
+            return decode(await self._http.request(method, path, **request))
         except httpx.TransportError as error:
-            raise _unreachable(self._url, error) from None
-
-
-class _StreamReader:
-    """Reads one job's server-sent events over as many connections as it takes."""
-
-    def __init__(self, job_id: str, after: str, patience_s: float) -> None:
-        self.path = _job_path(job_id, "stream")
-        self.ended = False
-        self._cursor = after
-        self._patience_s = patience_s
-        self._last_line = time.monotonic()
-        self._fields: dict[str, str] = {}
-
-    def headers(self) -> dict[str, str]:
-        """Headers that resume after the last update read."""
-        self._fields = {}
-        resume = {"Last-Event-ID": self._cursor} if self._cursor else {}
-        return {"Accept": "text/event-stream", **resume}
-
-    def updates(self, lines: Iterable[str]) -> Iterator[JobUpdate]:
-        """The updates in these lines; an unfinished one waits for more lines."""
-        for line in lines:
-            self._last_line = time.monotonic()
-            if line:
-                name, _, value = line.partition(":")
-                self._fields[name] = value.removeprefix(" ")
-                continue
-            fields, self._fields = self._fields, {}
-            kind = fields.get("event")
-            if kind == "end":
-                self.ended = True
-            elif kind in ("event", "metrics"):
-                self._cursor = fields["id"]
-                yield JobUpdate(kind, json.loads(fields["data"]), self._cursor)  # type: ignore[arg-type]
-
-    def broken(self, url: str, error: Exception) -> None:
-        """Raises Unavailable when nothing was read for too long."""
-        if time.monotonic() - self._last_line > self._patience_s:
-            raise _unreachable(url, error) from None
-
-
-def _checked(url: str) -> httpx.URL:
-    try:
-        return httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise InvalidSpec(f"{url!r} is not the URL of a coordinator: {error}") from None
-
-
-def _headers(token: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"} if token else {}
-
-
-def _job_path(job_id: str, room: str = "") -> str:
-    if not JOB_ID.fullmatch(job_id):  # nor may it be read as a part of the path
-        raise NotFound(f"no job {job_id[:80]!r}")
-    return f"/v1/jobs/{job_id}/{room}" if room else f"/v1/jobs/{job_id}"
-
-
-def _submit(
-    spec: JobSpec | Mapping[str, Any], job_id: str | None, queue: bool, key: str | None
-) -> dict[str, Any]:
-    body = spec.model_dump(mode="json") if isinstance(spec, JobSpec) else dict(spec)
-    if job_id is not None:
-        body["job_id"] = job_id
-    return {
-        "method": "POST",
-        "path": "/v1/jobs",
-        "params": {"queue": "true"} if queue else {},
-        "headers": {"Idempotency-Key": key} if key else {},
-        "json": body,
-    }
-
-
-def _decode(answer: httpx.Response) -> Row:
-    if answer.is_error:
-        _raise(answer)
-    try:
-        body = answer.json()
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        raise Unavailable(f"{answer.url} answered {answer.status_code}, but not as Headway does")
-    return body
-
-
-def _raise(answer: httpx.Response) -> None:
-    try:
-        error = answer.json()["error"]
-        kind, message = str(error["kind"]), str(error["message"])
-    except (ValueError, KeyError, TypeError):
-        raise Unavailable(
-            f"{answer.url} answered {answer.status_code}, but not as Headway does"
-        ) from None
-    raise _BY_KIND.get(kind, HeadwayError)(message)
-
-
-def _unreachable(url: str, error: Exception) -> Unavailable:
-    reason = str(error) or type(error).__name__
-    return Unavailable(f"no coordinator answers at {url}: {reason}")
+            raise unreachable(self._url, error) from None

@@ -6,57 +6,21 @@ For tests, benchmarks and simulations; it decides by `headway.rl.schedule` itsel
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from headway.errors import Conflict, InvalidSpec, LedgerViolation, NotFound
 from headway.ledger.api import (
     ClaimResult,
     Counts,
-    Holder,
     Lease,
     LedgerConfig,
     Member,
     TakeResult,
     consecutive_from,
 )
+from headway.ledger.memory_state import State
 from headway.messages import Ticket
 from headway.rl import schedule
-
-
-@dataclass(slots=True)
-class _Held:
-    """A lease as the ledger keeps it."""
-
-    node_id: str
-    token: int
-    start_version: int
-    since_s: float
-    until_s: float
-
-
-@dataclass(slots=True)
-class _State:
-    config: LedgerConfig
-    tickets: dict[int, Ticket] = field(default_factory=dict)  # issued and leased
-    issued: set[int] = field(default_factory=set)
-    attempts: dict[int, int] = field(default_factory=dict)
-    leases: dict[int, _Held] = field(default_factory=dict)
-    deadlines: dict[int, int] = field(default_factory=dict)  # leased and delivered
-    late: set[int] = field(default_factory=set)
-    arrived: dict[int, float] = field(default_factory=dict)  # in order of arrival
-    payloads: dict[int, bytes] = field(default_factory=dict)
-    batches: dict[int, TakeResult] = field(default_factory=dict)
-    reasons: Counter[str] = field(default_factory=Counter)
-    count: Counter[str] = field(default_factory=Counter)
-    issued_total: int = 0
-    next_take: int = 0
-    next_commit: int = 0
-    trimmed: int = 0
-    token: int = 0
-    stalled_step: int = -1
-    closed: bool = False
 
 
 class MemoryLedger:
@@ -64,14 +28,14 @@ class MemoryLedger:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._opened: _State | None = None
+        self._opened: State | None = None
         self._members: dict[str, tuple[float, Member]] = {}
 
     async def open(self, config: LedgerConfig) -> None:
         """Creates the ledger, or finds it again. See `Ledger.open`."""
         config = config.checked()
         if self._opened is None:
-            self._opened = _State(config)
+            self._opened = State(config)
         elif self._opened.config != config:
             raise Conflict(f"the ledger was opened with other settings: {self._opened.config}")
 
@@ -112,7 +76,7 @@ class MemoryLedger:
             return ClaimResult((), "stale_version")
         if not state.issued:
             return ClaimResult((), "empty")
-        if self._delivered_bytes() >= config.max_outstanding_bytes:
+        if state.delivered_bytes() >= config.max_outstanding_bytes:
             limit = min(limit, config.batch_groups - len(state.leases) - len(state.arrived))
             if limit <= 0:
                 return ClaimResult((), "bytes")
@@ -123,25 +87,14 @@ class MemoryLedger:
         if limit <= 0:
             return ClaimResult((), "lag")
         return ClaimResult(
-            tuple(self._lease(i, node_id, version, now) for i in sorted(state.issued)[:limit])
+            tuple(state.lease(i, node_id, version, now) for i in sorted(state.issued)[:limit])
         )
-
-    def _lease(self, ticket_id: int, node_id: str, version: int, now: float) -> Lease:
-        state = self._state()
-        state.token += 1
-        state.issued.remove(ticket_id)
-        state.attempts[ticket_id] = state.attempts.get(ticket_id, 0) + 1
-        state.leases[ticket_id] = _Held(
-            node_id, state.token, version, now, now + state.config.lease_s
-        )
-        state.deadlines[ticket_id] = version + state.config.max_policy_lag
-        return Lease(state.tickets[ticket_id], state.token, state.attempts[ticket_id], version)
 
     async def renew(self, node_id: str, leases: Sequence[Lease]) -> tuple[Lease, ...]:
         """Extends leases; returns those still held. See `Ledger.renew`."""
         state = self._state()
         now = self._expire()
-        kept = tuple(lease for lease in leases if self._held(lease))
+        kept = tuple(lease for lease in leases if state.holds(lease))
         for lease in kept:
             state.leases[lease.ticket.ticket_id].until_s = now + state.config.lease_s
         return kept
@@ -150,37 +103,35 @@ class MemoryLedger:
         """Hands a ticket back. See `Ledger.release`."""
         state = self._state()
         self._expire()
-        if not self._held(lease):
+        if not state.holds(lease):
             return False
         ticket_id = lease.ticket.ticket_id
         state.attempts[ticket_id] -= 1
-        self._make_claimable(ticket_id)
+        state.make_claimable(ticket_id)
         return True
 
     async def deliver(self, lease: Lease, payload: bytes, filter_reason: str = "") -> bool:
         """Stores a group once. See `Ledger.deliver`."""
         state = self._state()
         now = self._expire()
-        if state.closed or not self._held(lease):
+        if state.closed or not state.holds(lease):
             state.count["refused"] += 1
             return False
         ticket_id = lease.ticket.ticket_id
         if filter_reason:
-            self._end(ticket_id, "filtered", filter_reason)
+            state.end(ticket_id, "filtered", filter_reason)
             return True
-        del state.leases[ticket_id], state.tickets[ticket_id], state.attempts[ticket_id]
-        state.arrived[ticket_id] = now
-        state.payloads[ticket_id] = bytes(payload)
+        state.deliver(ticket_id, payload, now)
         return True
 
     async def fail(self, lease: Lease, reason: str) -> bool:
         """Ends an attempt that cannot succeed. See `Ledger.fail`."""
         state = self._state()
         self._expire()
-        if not self._held(lease):
+        if not state.holds(lease):
             return False
         state.count["failed"] += 1
-        self._retry_or_abandon(lease.ticket.ticket_id, reason)
+        state.retry_or_abandon(lease.ticket.ticket_id, reason)
         return True
 
     async def take(self, step: int) -> TakeResult:
@@ -199,42 +150,15 @@ class MemoryLedger:
         arrived = list(state.arrived)
         if state.config.on_late != "wait":
             for ticket_id in schedule.give_up(step, state.deadlines, arrived, batch_groups):
-                self._give_up(ticket_id)
+                state.give_up(ticket_id)
         filled = schedule.fill(step, state.deadlines, arrived, batch_groups)
         if filled.ticket_ids is None:
             if len(arrived) >= batch_groups and state.stalled_step != step:
                 state.stalled_step = step
                 state.count["stalled"] += 1
-            waiting = tuple(self._holder(i, now) for i in filled.waiting_for)
+            waiting = tuple(state.holder(i, now) for i in filled.waiting_for)
             return TakeResult(None, len(arrived), waiting)
-        return self._take(step, filled.ticket_ids, now)
-
-    def _take(self, step: int, ticket_ids: tuple[int, ...], now: float) -> TakeResult:
-        state = self._state()
-        late = frozenset(state.late.intersection(ticket_ids))
-        queue_s = {ticket_id: now - state.arrived.pop(ticket_id) for ticket_id in ticket_ids}
-        for ticket_id in ticket_ids:
-            self._forget_deadline(ticket_id)
-        size = len(ticket_ids)
-        state.batches[step] = TakeResult(
-            ticket_ids, size, late=late, replayed=True, queue_s=queue_s
-        )
-        state.next_take += 1
-        state.count["taken"] += size
-        return TakeResult(ticket_ids, size, late=late, queue_s=queue_s)
-
-    def _give_up(self, ticket_id: int) -> None:
-        state = self._state()
-        if state.config.on_late == "drop":
-            self._end(ticket_id, "dropped", "late")
-        else:
-            del state.deadlines[ticket_id]
-            state.late.add(ticket_id)
-            state.count["late"] += 1
-
-    def _holder(self, ticket_id: int, now: float) -> Holder:
-        held = self._state().leases[ticket_id]
-        return Holder(ticket_id, held.node_id, held.start_version, now - held.since_s)
+        return state.take(step, filled.ticket_ids, now)
 
     async def payloads(self, ticket_ids: Sequence[int]) -> list[bytes]:
         """Payloads in the order of the ids. See `Ledger.payloads`."""
@@ -282,27 +206,7 @@ class MemoryLedger:
         """A consistent count of all tickets. See `Ledger.counts`."""
         state = self._state()
         self._expire()
-        count = state.count
-        return Counts(
-            issued_total=state.issued_total,
-            issued=len(state.issued),
-            leased=len(state.leases),
-            delivered=len(state.arrived),
-            taken=count["taken"],
-            consumed=count["consumed"],
-            filtered=count["filtered"],
-            dropped=count["dropped"],
-            abandoned=count["abandoned"],
-            refused_deliveries=count["refused"],
-            expired_leases=count["expired"],
-            step=state.next_commit,
-            payload_bytes=self._delivered_bytes(),
-            reasons=dict(state.reasons),
-            held_bytes=sum(map(len, state.payloads.values())),
-            late=count["late"],
-            stalled_steps=count["stalled"],
-            failed_attempts=count["failed"],
-        )
+        return state.counts()
 
     async def announce(self, member: Member, ttl_s: float) -> None:
         """A rollout node serves this job until `ttl_s` from now."""
@@ -322,50 +226,13 @@ class MemoryLedger:
         """Ends the job's work. See `Ledger.close`."""
         self._state().closed = True
 
-    def _state(self) -> _State:
+    def _state(self) -> State:
         if self._opened is None:
             raise NotFound("this job has no ledger: it was never opened")
         return self._opened
 
-    def _held(self, lease: Lease) -> bool:
-        held = self._state().leases.get(lease.ticket.ticket_id)
-        return held is not None and held.token == lease.token
-
-    def _delivered_bytes(self) -> int:
-        state = self._state()
-        return sum(len(state.payloads[ticket_id]) for ticket_id in state.arrived)
-
     def _expire(self) -> float:
         """Ends the leases whose time is up; returns the time."""
         now = self._clock()
-        state = self._state()
-        for ticket_id, held in list(state.leases.items()):
-            if held.until_s <= now:
-                state.count["expired"] += 1
-                self._retry_or_abandon(ticket_id, "lease_expired")
+        self._state().expire(now)
         return now
-
-    def _retry_or_abandon(self, ticket_id: int, reason: str) -> None:
-        state = self._state()
-        if state.attempts[ticket_id] >= state.config.max_attempts:
-            self._end(ticket_id, "abandoned", reason)
-        else:
-            self._make_claimable(ticket_id)
-
-    def _make_claimable(self, ticket_id: int) -> None:
-        state = self._state()
-        del state.leases[ticket_id]
-        self._forget_deadline(ticket_id)
-        state.issued.add(ticket_id)
-
-    def _end(self, ticket_id: int, kind: str, reason: str) -> None:
-        state = self._state()
-        del state.leases[ticket_id], state.tickets[ticket_id], state.attempts[ticket_id]
-        self._forget_deadline(ticket_id)
-        state.count[kind] += 1
-        state.reasons[reason] += 1
-
-    def _forget_deadline(self, ticket_id: int) -> None:
-        state = self._state()
-        state.deadlines.pop(ticket_id, None)
-        state.late.discard(ticket_id)

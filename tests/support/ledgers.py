@@ -10,13 +10,15 @@ from redis.asyncio import Redis
 
 from headway.codec import pack_group
 from headway.errors import Unavailable
-from headway.ledger.api import ClaimResult, Lease, Ledger
+from headway.ledger.api import ClaimResult, Lease, Ledger, LedgerConfig
 from headway.ledger.keys import job_key
 from headway.ledger.memory import MemoryLedger
 from headway.ledger.redis_ledger import RedisLedger
 from headway.messages import Completion, Group, Ticket, VersionSpan
 
 T = TypeVar("T")
+ON_POLICY = LedgerConfig(batch_groups=2, max_policy_lag=0)
+LAG_ONE = LedgerConfig(batch_groups=2, max_policy_lag=1)
 
 
 class Stand(Protocol):
@@ -114,3 +116,15 @@ def payload_of(lease: Lease, length: int = 1) -> bytes:
     return pack_group(
         Group(lease.ticket, (completion,) * 2, "node", lease.attempt, lease.start_version, 1.0, 0.1)
     )
+
+
+async def deliver_all(ledger: Ledger, claimed: ClaimResult) -> None:
+    for lease in claimed.leases:
+        assert await ledger.deliver(lease, payload_of(lease))
+
+
+async def train(ledger: Ledger, step: int) -> tuple[int, ...]:
+    taken = await ledger.take(step)
+    assert taken.ticket_ids is not None
+    await ledger.commit(step, taken.ticket_ids)
+    return taken.ticket_ids

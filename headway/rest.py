@@ -1,0 +1,153 @@
+"""The coordinator's REST API as its clients speak it: paths, requests, answers, streams."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+import httpx
+
+from headway import errors
+from headway.errors import HeadwayError, InvalidSpec, NotFound, Unavailable
+from headway.jobs import JOB_ID
+from headway.jobspec import JobSpec
+
+Row = dict[str, Any]
+TIMEOUT = httpx.Timeout(10.0, connect=3.0)
+# The server sends a comment at least every 10 s; a silent stream is a dead one.
+STREAM_TIMEOUT = httpx.Timeout(30.0, connect=3.0)
+RETRY_PAUSE_S = 0.3
+_BY_KIND = {
+    cls.kind: cls
+    for cls in vars(errors).values()
+    if isinstance(cls, type) and issubclass(cls, HeadwayError)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobUpdate:
+    """One thing that happened in a job: an event row or a metrics row (one a step).
+
+    `cursor` resumes the stream after this update.
+    """
+
+    kind: Literal["event", "metrics"]
+    row: Row
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Rows of a list, oldest first, and the cursor after the last of them."""
+
+    rows: Sequence[Row]
+    next_after: str
+
+
+class StreamReader:
+    """Reads one job's server-sent events over as many connections as it takes."""
+
+    def __init__(self, job_id: str, after: str, patience_s: float) -> None:
+        self.path = job_path(job_id, "stream")
+        self.ended = False
+        self._cursor = after
+        self._patience_s = patience_s
+        self._last_line = time.monotonic()
+        self._fields: dict[str, str] = {}
+
+    def headers(self) -> dict[str, str]:
+        """Headers that resume after the last update read."""
+        self._fields = {}
+        resume = {"Last-Event-ID": self._cursor} if self._cursor else {}
+        return {"Accept": "text/event-stream", **resume}
+
+    def updates(self, lines: Iterable[str]) -> Iterator[JobUpdate]:
+        """The updates in these lines; an unfinished one waits for more lines."""
+        for line in lines:
+            self._last_line = time.monotonic()
+            if line:
+                name, _, value = line.partition(":")
+                self._fields[name] = value.removeprefix(" ")
+                continue
+            fields, self._fields = self._fields, {}
+            kind = fields.get("event")
+            if kind == "end":
+                self.ended = True
+            elif kind in ("event", "metrics"):
+                self._cursor = fields["id"]
+                yield JobUpdate(kind, json.loads(fields["data"]), self._cursor)  # type: ignore[arg-type]
+
+    def broken(self, url: str, error: Exception) -> None:
+        """Raises Unavailable when nothing was read for too long."""
+        if time.monotonic() - self._last_line > self._patience_s:
+            raise unreachable(url, error) from None
+
+
+def checked_url(url: str) -> httpx.URL:
+    """The URL of a coordinator; InvalidSpec when it is none."""
+    try:
+        return httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise InvalidSpec(f"{url!r} is not the URL of a coordinator: {error}") from None
+
+
+def auth_headers(token: str | None) -> dict[str, str]:
+    """The headers that show a token."""
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def job_path(job_id: str, room: str = "") -> str:
+    """The path of a job or of a room in it. NotFound for what cannot be a job id."""
+    if not JOB_ID.fullmatch(job_id):  # nor may it be read as a part of the path
+        raise NotFound(f"no job {job_id[:80]!r}")
+    return f"/v1/jobs/{job_id}/{room}" if room else f"/v1/jobs/{job_id}"
+
+
+def submit_request(
+    spec: JobSpec | Mapping[str, Any], job_id: str | None, queue: bool, key: str | None
+) -> dict[str, Any]:
+    """The arguments of the request that submits a job."""
+    body = spec.model_dump(mode="json") if isinstance(spec, JobSpec) else dict(spec)
+    if job_id is not None:
+        body["job_id"] = job_id
+    return {
+        "method": "POST",
+        "path": "/v1/jobs",
+        "params": {"queue": "true"} if queue else {},
+        "headers": {"Idempotency-Key": key} if key else {},
+        "json": body,
+    }
+
+
+def decode(answer: httpx.Response) -> Row:
+    """The object that was answered, or the error that it names."""
+    if answer.is_error:
+        raise_for(answer)
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise Unavailable(f"{answer.url} answered {answer.status_code}, but not as Headway does")
+    return body
+
+
+def raise_for(answer: httpx.Response) -> NoReturn:
+    """Raises the error that an answer names."""
+    try:
+        error = answer.json()["error"]
+        kind, message = str(error["kind"]), str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        raise Unavailable(
+            f"{answer.url} answered {answer.status_code}, but not as Headway does"
+        ) from None
+    raise _BY_KIND.get(kind, HeadwayError)(message)
+
+
+def unreachable(url: str, error: Exception) -> Unavailable:
+    """The error for a coordinator that does not answer."""
+    reason = str(error) or type(error).__name__
+    return Unavailable(f"no coordinator answers at {url}: {reason}")
