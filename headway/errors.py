@@ -108,6 +108,12 @@ class NoCheckpoint(HeadwayError):
     grpc_status = "FAILED_PRECONDITION"
 
 
+class StorageFailed(HeadwayError):
+    """A run's folder takes no more: the disk is full, gone or read-only."""
+
+    kind = "storage"
+
+
 class TrainingDiverged(HeadwayError):
     """Loss or gradient stayed non-finite."""
 

@@ -11,6 +11,7 @@ from headway.lifecycle import Lifecycle, run
 from headway.redis_client import ping
 from headway.settings import add_service_flags, parse_cores, service_settings
 from headway.telemetry import configure_logging
+from services.learner.trainer_settings import add_trainer_flags, trainer_settings
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -19,19 +20,21 @@ def main(argv: list[str] | None = None) -> int:
     add_service_flags(parser, "learner")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"), help="where runs are kept")
     parser.add_argument("--cores", default="", help="CPU cores for training, such as 0,2-3")
+    add_trainer_flags(parser)
     namespace = parser.parse_args(argv)
     configure_logging("learner", namespace.log_level)
 
     async def serve(lifecycle: Lifecycle) -> None:
         settings = service_settings(namespace)
         cores = parse_cores(namespace.cores)
+        trainer = trainer_settings(namespace)
         if not settings.coordinator:
             raise InvalidSpec("--coordinator is missing: an agent trains what it is assigned")
         runs_dir = _writable(namespace.runs_dir)
         await ping(settings.redis_url)
         from services.learner.service import serve as serve_learner
 
-        await serve_learner(settings, runs_dir, cores, lifecycle)
+        await serve_learner(settings, runs_dir, cores, trainer, lifecycle)
 
     return run(serve)
 

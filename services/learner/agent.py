@@ -25,6 +25,7 @@ from headway.telemetry import get_logger
 from services.learner.ranks import Ranks, RanksSpec
 from services.learner.run_folder import RunFolder, run_path
 from services.learner.status import Status
+from services.learner.trainer_settings import TrainerSettings
 
 log = get_logger(__name__)
 
@@ -38,6 +39,7 @@ class AgentSettings:
     host: str
     cores: tuple[int, ...] = ()
     log_level: str = "info"
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
 
 
 @dataclass(slots=True)
@@ -131,6 +133,7 @@ class LearnerAgent:
             world=spec.actor.num_ranks,
             cores=self._settings.cores,
             log_level=self._settings.log_level,
+            trainer=self._settings.trainer,
         )
 
     async def _work(self, work: Work) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.data.stream import Cursor
-from headway.errors import Conflict, HeadwayError, InvalidSpec
-from services.learner.run_folder import write_whole
+from headway.errors import Conflict, InvalidSpec
+from services.learner.run_folder import storage_failed, write_whole
 
 FORMAT = 1
 _DRAFT = ".tmp-step-"
@@ -96,12 +96,23 @@ class Checkpointer:
         return answer
 
     async def finish(self, written: Future[Any], manifest: Manifest) -> Path:
-        """Rank 0: waits for the parts, then makes the checkpoint count; older ones go."""
+        """Rank 0: waits for the parts, then makes the checkpoint count; older ones go.
+
+        StorageFailed, with the path, when any rank's part could not be written.
+        """
+        from torch.distributed.checkpoint.api import CheckpointException
+
         try:
             await asyncio.wrap_future(written)
+        except CheckpointException as error:  # a BaseException: nobody else would catch it
+            why = "; ".join(f"rank {r}: {e}" for r, (e, _) in error.failures.items())
+            raise storage_failed(self._draft(manifest.step), why) from error
         except (OSError, RuntimeError) as error:
-            raise HeadwayError(f"the checkpoint of step {manifest.step} failed: {error}") from error
-        return await asyncio.to_thread(self._publish, manifest)
+            raise storage_failed(self._draft(manifest.step), error) from error
+        try:
+            return await asyncio.to_thread(self._publish, manifest)
+        except OSError as error:
+            raise storage_failed(self._draft(manifest.step), error) from error
 
     def load(self, path: Path, state: dict[str, Any]) -> None:
         """Fills `state` in place from a checkpoint; a collective over all ranks."""

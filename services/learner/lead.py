@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Coroutine, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from transformers import AutoTokenizer
 
 from headway.data import PromptStream, Source, open_source
 from headway.errors import HeadwayError
@@ -19,17 +17,15 @@ from headway.jobspec import JobSpec
 from headway.journal import Journal
 from headway.ledger.redis_ledger import RedisLedger
 from headway.lifecycle import end_tasks
-from headway.models import model_digest, resolve_model
 from headway.patience import patiently
 from headway.redis_client import connect
 from headway.report import write_report
 from headway.telemetry import get_logger
 from headway.weights.publisher import Publisher
 from services.learner import environment
-from services.learner.batch import share
 from services.learner.checkpoint import Checkpointer
 from services.learner.collective import COLLECTIVE_TIMEOUT
-from services.learner.crew import Crew, Share, follow
+from services.learner.crew import Crew, follow
 from services.learner.events import Events
 from services.learner.feeder import Feeder
 from services.learner.loop import Cancelled, Loop, Parts, ledger_config
@@ -38,7 +34,7 @@ from services.learner.run_folder import RunFolder
 from services.learner.saver import Saver
 from services.learner.status import Reporter
 from services.learner.train import CANCELLED, FAILED, RETRY, SUCCEEDED, RankSettings
-from services.learner.trainer import FsdpTrainer, Trainer
+from services.learner.trainers import base_folder, build_trainer, device_of, load_base
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -52,7 +48,7 @@ def lead(settings: RankSettings, spec: JobSpec, reporter: Reporter) -> int:
 def follow_rank(settings: RankSettings, spec: JobSpec) -> int:
     """Ranks above 0: load the model and follow rank 0's orders."""
     seat(spec, settings)
-    trainer, share = build_trainer(spec, settings, resolve_model(spec.model.path))
+    trainer, share = build_trainer(spec, settings, base_folder(spec, settings))
     folder = RunFolder(settings.run_dir)
     with asyncio.Runner() as runner:
         redis = runner.run(_connected(settings.redis_url))
@@ -116,21 +112,19 @@ class Lead:
     async def _prepare(self, source: Source) -> tuple[Parts, Loop]:
         spec, settings, folder = self._spec, self._settings, self._folder
         await patiently(lambda: self._ledger.open(ledger_config(spec)))
-        model = await asyncio.to_thread(resolve_model, spec.model.path)
-        sha256 = await asyncio.to_thread(model_digest, model)
+        base = await asyncio.to_thread(load_base, spec, settings)
         folder.write_environment(
             environment.describe(
                 spec,
-                model=model,
-                model_sha256=sha256,
+                model=base.folder,
+                model_sha256=base.sha256,
                 source=source,
                 rank_cores=len(os.sched_getaffinity(0)),
             )
         )
-        tokenizer = await asyncio.to_thread(AutoTokenizer.from_pretrained, model)
-        stream = PromptStream(source, spec, tokenizer)
+        stream = PromptStream(source, spec, base.tokenizer)
         await asyncio.to_thread(seat, spec, settings)
-        trainer, share = await asyncio.to_thread(build_trainer, spec, settings, model)
+        trainer, share = await asyncio.to_thread(build_trainer, spec, settings, base.folder)
         saves = checkpointer(spec, folder)
         crew = Crew(trainer, share, saves, settings.world)
         start = await find_start(spec, self._ledger, crew, stream, folder, self._events)
@@ -184,22 +178,6 @@ async def or_stop(work: Coroutine[Any, Any, T], stopping: asyncio.Event) -> T:
     task.cancel()
     await asyncio.wait({task}, timeout=1.0)  # torch cannot be interrupted, and is not waited for
     raise Cancelled
-
-
-def build_trainer(spec: JobSpec, settings: RankSettings, model: Path) -> tuple[Trainer, Share]:
-    """This rank's trainer, and the rule by which a batch is shared out."""
-    device = torch.device(device_of(settings.rank))
-    trainer = FsdpTrainer(model, spec, settings.rank, settings.world, device)
-
-    def shared(ids: Sequence[int], rank: int) -> list[int]:
-        return share(ids, rank, settings.world, spec.mini_batch_size)
-
-    return trainer, shared
-
-
-def device_of(rank: int) -> str:
-    """The device a rank trains on."""
-    return f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
 
 
 def seat(spec: JobSpec, settings: RankSettings) -> None:

@@ -2,7 +2,8 @@
 
 All ranks live and die together. One that ends without a word (killed, crashed) or
 with a failure that may pass takes the others down, and all start again from the
-newest checkpoint, a few times; new steps done earn a fresh count. A failure that was told is final.
+newest checkpoint, a few times; new steps done earn a fresh count. Any other failure that
+was told is final.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import sys
 from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.jobs import ENDED
 from headway.ports import free_port
 from headway.telemetry import get_logger
 from services.learner.status import Status, parse_status
+from services.learner.trainer_settings import TrainerSettings
 
 log = get_logger(__name__)
 MAX_RESTARTS = 3
@@ -43,6 +45,7 @@ class RanksSpec:
     world: int
     cores: tuple[int, ...]  # all that the ranks may use; empty: any
     log_level: str = "info"
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
     max_restarts: int = MAX_RESTARTS
 
 
@@ -56,6 +59,7 @@ class Ranks:
         self._cancelling = False
         self._restarts = 0
         self._best_step = 0
+        self._passing: Status | None = None  # what this attempt failed with, if it may pass
         self.status = Status()
 
     @property
@@ -80,7 +84,8 @@ class Ranks:
                     codes, self._restarts, self._spec.max_restarts,
                     extra={"job_id": self._spec.job_id},
                 )  # fmt: skip
-                detail = f"restarted after a crash ({self._restarts} of {self._spec.max_restarts})"
+                why = f"{self._passing.error_kind} failure" if self._passing else "crash"
+                detail = f"restarted after a {why} ({self._restarts} of {self._spec.max_restarts})"
                 self._set(Status("starting", detail, self.status.step))
         finally:
             await self._kill()
@@ -96,6 +101,7 @@ class Ranks:
 
     async def _attempt(self) -> list[int]:
         """Starts all ranks and returns their exit codes when all have ended."""
+        self._passing = None
         reading, writing = os.pipe()
         try:
             port = free_port() if self._spec.world > 1 else 0
@@ -129,6 +135,7 @@ class Ranks:
             "--run-dir", str(spec.run_dir), "--rank", str(rank), "--world", str(spec.world),
             "--store-port", str(port), "--host", spec.host, "--parent-pid", str(os.getpid()),
             "--cores", ",".join(map(str, cores)), "--log-level", spec.log_level,
+            *spec.trainer.flags(),
         ]  # fmt: skip
         if rank == 0:
             argv += ["--status-fd", str(status_fd)]
@@ -162,7 +169,9 @@ class Ranks:
             while line := await stream.readline():
                 with contextlib.suppress(ValueError, TypeError):  # a line torn by a kill
                     status = parse_status(line)
-                    if not (status.phase == "failed" and status.retryable):
+                    if status.phase == "failed" and status.retryable:
+                        self._passing = status
+                    else:
                         self._set(status)
         finally:
             transport.close()
@@ -176,6 +185,9 @@ class Ranks:
             return Status("cancelled", "cancelled", status.step)
         if self._restarts < self._spec.max_restarts or (status.step or 0) > self._best_step:
             return None
+        if (passing := self._passing) is not None:
+            detail = f"{passing.detail} (after {self._restarts + 1} starts)"
+            return Status("failed", detail, status.step, error_kind=passing.error_kind)
         detail = (
             f"the training processes ended with exit codes {codes} and were started"
             f" {self._restarts + 1} times; the end of {self._spec.log_file}:\n{self.last_words()}"

@@ -17,10 +17,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from headway.errors import StorageFailed
 from headway.jobs import check_job_id
 from headway.jobspec import JobSpec
 from headway.journal import finite
@@ -105,13 +108,14 @@ def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     text = "".join(
         json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows
     )
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        data = memoryview(text.encode())
-        while data:
-            data = data[os.write(handle, data) :]
-    finally:
-        os.close(handle)
+    with _written(path):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            data = memoryview(text.encode())
+            while data:
+                data = data[os.write(handle, data) :]
+        finally:
+            os.close(handle)
 
 
 def keep_rows(path: Path, last_step: int) -> None:
@@ -133,8 +137,26 @@ def keep_rows(path: Path, last_step: int) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Writes a file by a temporary name, flushed to disk, then renamed."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with draft.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    draft.replace(path)
+    with _written(path):
+        with draft.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+
+
+def storage_failed(path: Path, why: object) -> StorageFailed:
+    """The error of a write that failed, with the path and what is free there."""
+    try:
+        free = f"{shutil.disk_usage(path.parent).free >> 20} MiB are free there"
+    except OSError:
+        free = "its folder cannot be read"
+    return StorageFailed(f"cannot write {path}: {why} ({free})")
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise storage_failed(path, error.strerror or error) from error

@@ -15,10 +15,15 @@ from headway.settings import ServiceSettings
 from headway.web import make_app, serve_http
 from services.learner.agent import AgentSettings, LearnerAgent
 from services.learner.rpc import SERVICE_NAME, LearnerServicer
+from services.learner.trainer_settings import TrainerSettings
 
 
 async def serve(
-    settings: ServiceSettings, runs_dir: Path, cores: tuple[int, ...], lifecycle: Lifecycle
+    settings: ServiceSettings,
+    runs_dir: Path,
+    cores: tuple[int, ...],
+    trainer: TrainerSettings,
+    lifecycle: Lifecycle,
 ) -> None:
     """Serves until asked to stop; then the ranks are killed, and resume elsewhere."""
     fleet: FleetAgent | None = None
@@ -28,7 +33,9 @@ async def serve(
             fleet.nudge()
 
     agent = LearnerAgent(
-        AgentSettings(runs_dir, settings.redis_url, settings.host, cores, settings.log_level),
+        AgentSettings(
+            runs_dir, settings.redis_url, settings.host, cores, settings.log_level, trainer
+        ),
         changed,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.errors import HeadwayError
@@ -18,6 +18,11 @@ from headway.lifecycle import die_with_parent
 from headway.settings import DEFAULT_REDIS_URL, parse_cores
 from headway.telemetry import configure_logging
 from services.learner.status import Reporter
+from services.learner.trainer_settings import (
+    TrainerSettings,
+    add_trainer_flags,
+    trainer_settings,
+)
 
 SUCCEEDED, FAILED, RETRY, CANCELLED = 0, 1, 75, 130
 
@@ -33,6 +38,7 @@ class RankSettings:
     world: int
     store_port: int  # where rank 0 opens the ranks' meeting point, on 127.0.0.1
     host: str  # where rollout nodes reach this machine
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -50,6 +56,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--status-fd", type=int, default=None)
     parser.add_argument("--parent-pid", type=int, default=None, help="end when this one ends")
     parser.add_argument("--log-level", default="info")
+    add_trainer_flags(parser)
     return parser.parse_args(argv)
 
 
@@ -68,6 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         world=args.world,
         store_port=args.store_port,
         host=args.host,
+        trainer=trainer_settings(args),
     )
     reporter = Reporter(args.status_fd)
     try:

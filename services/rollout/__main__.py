@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     sim("--sim-seed", type=int, default=0)
     sim("--sim-start-s", type=float, default=0.0, help="what loading the model takes")
     sim("--sim-install-pause-s", type=float, default=0.0, help="what installing weights takes")
+    sim("--sim-broadcast", action="store_true", help="receive weights over a real weight group")
     return parser
 
 
@@ -91,6 +92,7 @@ def _sim_settings(namespace: argparse.Namespace) -> Any:
         seed=namespace.sim_seed,
         start_s=namespace.sim_start_s,
         install_pause_s=namespace.sim_install_pause_s,
+        broadcast=namespace.sim_broadcast,
     )
 
 

@@ -44,6 +44,10 @@ def engine_key(settings: EngineSettings, spec: JobSpec) -> Hashable:
 
 async def make_engine(settings: EngineSettings, spec: JobSpec) -> Engine:
     """An engine that has yet to start. InvalidSpec or Unavailable: the model is not to be had."""
+    if settings.kind == "sim" and settings.sim.broadcast:
+        from services.rollout.sim_broadcast import BroadcastSimEngine
+
+        return BroadcastSimEngine(settings.sim)
     if settings.kind == "sim":
         return SimEngine(settings.sim)
     from services.rollout.vllm_engine import VllmConfig, VllmEngine

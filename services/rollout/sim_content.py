@@ -57,6 +57,7 @@ class SimSettings:
     seed: int = 0
     start_s: float = 0.0  # what loading the model takes
     install_pause_s: float = 0.0  # sampling stands still for so long at each install
+    broadcast: bool = False  # True: weights really arrive, over a weight group
 
     def __post_init__(self) -> None:
         if self.tokens_per_s <= 0 or self.vocab_size < 2:

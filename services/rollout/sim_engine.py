@@ -112,11 +112,8 @@ class SimEngine:
     async def install(self, manifest: WeightManifest, timeout_s: float) -> InstallReport:
         """Sets the version after the pause. EpochBroken when the pause outlasts `timeout_s`."""
         loop = asyncio.get_running_loop()
-        self._advance()
-        self._standing = True
-        self._arm()
+        self._stand_still()
         stood_since = loop.time()
-        self._version = None
         await asyncio.sleep(min(self._settings.install_pause_s, timeout_s))
         if self._settings.install_pause_s > timeout_s:
             raise EpochBroken(
@@ -172,6 +169,13 @@ class SimEngine:
         for sample in self._active:
             if not sample.done.done():
                 sample.done.set_exception(Unavailable("the sim engine was closed"))
+
+    def _stand_still(self) -> None:
+        """Nothing is sampled until a version is installed."""
+        self._advance()
+        self._standing = True
+        self._version = None
+        self._arm()
 
     def _admit(self, sampling: Sampling, seed: int, index: int) -> _Sample:
         draw = partial(compose, self._settings, sampling, seed, index)

@@ -9,11 +9,13 @@ from typing import Any, Protocol
 
 import pytest
 import pytest_asyncio
+import torch
 
 from headway.errors import EpochBroken, Unavailable
 from headway.messages import Completion, InstallReport, WeightManifest
 from headway.weights.manifest import build_manifest, combined_digest
 from services.rollout.engine import Engine, Sampling
+from services.rollout.sim_broadcast import BroadcastSimEngine
 from services.rollout.sim_engine import SimEngine, SimSettings
 from services.rollout.vllm_engine import VllmConfig, VllmEngine
 from tests.support.sender import DirectSender, load_tensors
@@ -50,6 +52,28 @@ class SimHarness:
         await self.engine.close()
 
 
+class BroadcastSimHarness:
+    """The sim engine over a real process group; only it needs torch."""
+
+    def __init__(self) -> None:
+        settings = SimSettings(tokens_per_s=2000.0, install_pause_s=0.01, broadcast=True)
+        self.engine = BroadcastSimEngine(settings)
+        self.sender = DirectSender(self.engine)
+
+    async def install(self, version: int) -> InstallReport:
+        await self.sender.form()
+        return await self.sender.publish(version, {"w": torch.full((7,), float(version))})
+
+    async def break_install(self, version: int) -> InstallReport:
+        await self.sender.form()
+        self.sender.close()
+        return await self.engine.install(build_manifest(version, {"w": torch.zeros(7)}), 5.0)
+
+    async def close(self) -> None:
+        self.sender.close()
+        await self.engine.close()
+
+
 class VllmHarness:
     def __init__(self, folder: Path) -> None:
         self.folders = [build_tiny_model(folder / str(seed), seed=seed) for seed in (0, 1)]
@@ -82,7 +106,15 @@ def vllm_harness(folder: Path) -> Harness:
     return VllmHarness(folder)
 
 
-HARNESSES: dict[str, Callable[[Path], Harness]] = {"sim": sim_harness, "vllm": vllm_harness}
+def broadcast_harness(folder: Path) -> Harness:
+    return BroadcastSimHarness()
+
+
+HARNESSES: dict[str, Callable[[Path], Harness]] = {
+    "sim": sim_harness,
+    "sim-broadcast": broadcast_harness,
+    "vllm": vllm_harness,
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=sorted(HARNESSES))

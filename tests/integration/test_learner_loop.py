@@ -242,6 +242,13 @@ async def test_a_cancelled_job_leaves_a_readable_folder_and_a_closed_ledger(plac
     assert steps == list(range(1, len(steps) + 1)) and len(steps) >= 2
 
 
+async def test_a_failure_that_may_pass_and_does_not_is_reported_as_itself(place, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    final = await place.ranks(job("nobody/has-this"), max_restarts=0).run()
+    assert (final.phase, final.error_kind) == ("failed", "unavailable")
+    assert "nobody/has-this" in final.detail and "after 1 starts" in final.detail
+
+
 async def test_without_a_checkpoint_steps_are_retraced_while_their_groups_are_there(
     place, model, uninterrupted
 ):

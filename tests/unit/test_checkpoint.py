@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from headway.data import Cursor
-from headway.errors import Conflict, InvalidSpec
+from headway.errors import Conflict, InvalidSpec, StorageFailed
 from services.learner.checkpoint import Checkpointer, Manifest, newest, read_manifest
+from tests.support.small_disk import files_end_at
 
 JOB = "a" * 64
 
@@ -107,3 +108,9 @@ def test_a_kill_in_the_middle_leaves_the_last_good_one(tmp_path, when):
     target = state(0)
     Checkpointer(tmp_path, keep=1).load(tmp_path / "step-1", target)
     assert float(target["updates"]) == 1.0
+
+
+async def test_a_disk_that_fills_up_is_named_and_leaves_no_checkpoint(tmp_path):
+    with files_end_at(64), pytest.raises(StorageFailed, match=f"cannot write {tmp_path}/.*step-1"):
+        await save(tmp_path, 1)
+    assert newest(tmp_path, JOB) is None

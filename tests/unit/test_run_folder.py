@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from headway.errors import InvalidSpec
+from headway.errors import InvalidSpec, StorageFailed
 from headway.messages import Completion, Group, Ticket, VersionSpan
-from services.learner.run_folder import RunFolder, append_lines, run_path
+from services.learner.run_folder import RunFolder, append_lines, run_path, write_whole
+from tests.support.small_disk import files_end_at
 
 
 def group(ticket_id=0):
@@ -81,3 +82,10 @@ def test_a_job_id_that_is_no_plain_name_never_becomes_a_path(tmp_path, job_id):
 
 def test_a_plain_job_id_is_a_folder_of_the_runs(tmp_path):
     assert run_path(tmp_path, "quickstart-1a2b") == tmp_path / "quickstart-1a2b"
+
+
+def test_a_full_disk_is_named_with_the_file(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for write in (lambda: append_lines(path, [{"x": "y" * 100}]), lambda: write_whole(path, "y")):
+        with files_end_at(0), pytest.raises(StorageFailed, match=r"metrics\.jsonl: File too large"):
+            write()

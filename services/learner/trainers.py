@@ -1,0 +1,62 @@
+"""Which trainer a job gets on this learner, and what it starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.jobspec import JobSpec
+from headway.models import model_digest, resolve_model
+from services.learner.batch import share
+from services.learner.crew import Share
+from services.learner.sim_trainer import SimTokenizer, SimTrainer
+from services.learner.train import RankSettings
+from services.learner.trainer import FsdpTrainer, Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The model a job starts from. The sim trainer's is in no folder."""
+
+    folder: Path
+    sha256: str
+    tokenizer: Any
+
+
+def base_folder(spec: JobSpec, settings: RankSettings) -> Path:
+    """The model's folder, fetched when it is not here yet."""
+    return Path() if settings.trainer.kind == "sim" else resolve_model(spec.model.path)
+
+
+def load_base(spec: JobSpec, settings: RankSettings) -> Base:
+    """Finds the model and its tokenizer. InvalidSpec or Unavailable: it is not to be had."""
+    if settings.trainer.kind == "sim":
+        return Base(Path(), "", SimTokenizer())
+    folder = base_folder(spec, settings)
+    from transformers import AutoTokenizer
+
+    return Base(folder, model_digest(folder), AutoTokenizer.from_pretrained(folder))
+
+
+def build_trainer(spec: JobSpec, settings: RankSettings, folder: Path) -> tuple[Trainer, Share]:
+    """This rank's trainer, and the rule by which a batch is shared out."""
+    trainer: Trainer
+    if settings.trainer.kind == "sim":
+        trainer = SimTrainer(spec, settings.rank, settings.world, settings.trainer)
+    else:
+        device = torch.device(device_of(settings.rank))
+        trainer = FsdpTrainer(folder, spec, settings.rank, settings.world, device)
+
+    def shared(ids: Sequence[int], rank: int) -> list[int]:
+        return share(ids, rank, settings.world, spec.mini_batch_size)
+
+    return trainer, shared
+
+
+def device_of(rank: int) -> str:
+    """The device a rank trains on."""
+    return f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
