@@ -4,6 +4,10 @@
 while training goes on. When all have landed, rank 0 adds `manifest.json` and
 renames the folder to `step-<n>`: a folder of that name is complete, whatever
 was killed when. Any number of ranks can load it.
+
+State in host memory is written from where it lies, without a copy: nothing changes it
+until the next optimiser update, a forward and a backward pass away, and that waits for
+`Writing.taken`. State on a GPU is copied to the host first.
 """
 
 from __future__ import annotations
@@ -12,10 +16,16 @@ import asyncio
 import json
 import os
 import shutil
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from headway.data.stream import Cursor
 from headway.errors import Conflict, InvalidSpec
@@ -67,6 +77,32 @@ def read_manifest(path: Path) -> Manifest:
         raise InvalidSpec(f"{path}: unreadable manifest: {error}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """A rank's part of a checkpoint on its way."""
+
+    taken: Future[Any]  # done when the state may change again
+    durable: Future[None]  # done when every rank's part is on the disk
+
+
+class _InPlace(AsyncStager):
+    """Stages nothing: what is written is the live state."""
+
+    _synchronize_after_execute = False
+
+    def stage(self, state_dict: Any, **kwargs: Any) -> Any:
+        """The state itself."""
+        return state_dict
+
+    def synchronize_staging(self) -> None:
+        """Nothing is under way."""
+        return
+
+    def close(self) -> None:
+        """Nothing is held."""
+        return
+
+
 class Checkpointer:
     """Saves and loads a trainer's state. Every rank has one and makes the same calls.
 
@@ -78,32 +114,33 @@ class Checkpointer:
         self._folder = folder
         self._keep = keep
         self._group = group
+        self._rank = 0 if group is None else dist.get_rank(group)
+        self._syncer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
-    def begin(self, step: int, state: dict[str, Any]) -> Future[Any]:
-        """Copies the state and starts writing; the future is done when all ranks' parts are down.
+    def begin(self, step: int, state: dict[str, Any]) -> Writing:
+        """Starts writing a state, which must not change before the answer's `taken` is done.
 
         A collective over `group`: all ranks, same step, one at a time.
         """
-        from torch.distributed.checkpoint.state_dict_saver import async_save
-
-        answer = async_save(
+        draft = self._draft(step)
+        taken = async_save(
             state,
-            checkpoint_id=self._draft(step),
+            storage_writer=FileSystemWriter(draft, sync_files=False),
             process_group=self._group,
+            async_stager=None if _on_gpu(state) else _InPlace(),
             no_dist=self._group is None,
         )
-        assert isinstance(answer, Future)  # the other kind comes with other stagers only
-        return answer
+        assert isinstance(taken, Future)  # the other kind comes with other stagers only
+        durable = self._syncer.submit(self._make_durable, taken, draft)
+        return Writing(_copied() if _on_gpu(state) else taken, durable)
 
-    async def finish(self, written: Future[Any], manifest: Manifest) -> Path:
+    async def finish(self, writing: Writing, manifest: Manifest) -> Path:
         """Rank 0: waits for the parts, then makes the checkpoint count; older ones go.
 
         StorageFailed, with the path, when any rank's part could not be written.
         """
-        from torch.distributed.checkpoint.api import CheckpointException
-
         try:
-            await asyncio.wrap_future(written)
+            await asyncio.wrap_future(writing.durable)
         except CheckpointException as error:  # a BaseException: nobody else would catch it
             why = "; ".join(f"rank {r}: {e}" for r, (e, _) in error.failures.items())
             raise storage_failed(self._draft(manifest.step), why) from error
@@ -113,6 +150,15 @@ class Checkpointer:
             return await asyncio.to_thread(self._publish, manifest)
         except OSError as error:
             raise storage_failed(self._draft(manifest.step), error) from error
+
+    def _make_durable(self, taken: Future[Any], draft: Path) -> None:
+        """Puts this rank's files on the disk; returns when all ranks have."""
+        taken.result()
+        mine = list(draft.glob(f"__{self._rank}_*"))
+        for file in [*mine, draft / ".metadata"] if self._rank == 0 else mine:
+            _sync(file)
+        if self._group is not None:
+            dist.barrier(self._group)
 
     def load(self, path: Path, state: dict[str, Any]) -> None:
         """Fills `state` in place from a checkpoint; a collective over all ranks."""
@@ -144,8 +190,21 @@ def _steps(folder: Path) -> list[int]:
     return [int(name) for name in names if name.isdecimal()]
 
 
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _on_gpu(state: dict[str, Any]) -> bool:
+    return any(
+        _on_gpu(value) if isinstance(value, dict) else value.device.type != "cpu"
+        for value in state.values()
+    )
+
+
+def _copied() -> Future[Any]:
+    done: Future[Any] = Future()
+    done.set_result(None)
+    return done
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from headway.ledger.api import Ledger
 from headway.messages import Group
 from headway.patience import patiently
 from services.learner import collective
-from services.learner.checkpoint import Checkpointer
+from services.learner.checkpoint import Checkpointer, Writing
 from services.learner.collective import Order, What
 from services.learner.metrics import Busy
 from services.learner.run_folder import RunFolder
@@ -64,8 +64,8 @@ class Crew:
             Order(What.WEIGHTS, version), lambda: checked_finite(self._trainer.weights(), version)
         )
 
-    async def save(self, step: int) -> Future[Any]:
-        """Copies the state and begins to write it; the future ends when it is written."""
+    async def save(self, step: int) -> Writing:
+        """Begins to write the state."""
         return await self._run(
             Order(What.SAVE, step), lambda: begin_save(self._trainer, self._checkpointer, step)
         )
@@ -117,7 +117,7 @@ def follow(
 
     Fetches this rank's own payloads.
     """
-    written: Future[Any] | None = None
+    writing: Writing | None = None
     while True:
         order = collective.receive()
         match order.what:
@@ -129,22 +129,25 @@ def follow(
                 for _ in trainer.weights():
                     pass
             case What.SAVE:
-                if written is not None:
-                    written.result()
-                written = begin_save(trainer, checkpointer, order.step)
+                if writing is not None:
+                    writing.durable.result()
+                writing = begin_save(trainer, checkpointer, order.step)
             case What.LOAD:
                 load(trainer, checkpointer, folder.checkpoints / f"step-{order.step}")
             case What.EXPORT:
                 trainer.export(folder.model)
             case What.STOP:
-                if written is not None:
-                    written.result()
+                if writing is not None:
+                    writing.durable.result()
                 return
 
 
-def begin_save(trainer: Trainer, checkpointer: Checkpointer, step: int) -> Future[Any]:
-    """Copies a rank's state and starts writing it."""
-    return checkpointer.begin(step, {"trainer": trainer.state(), "rng": torch.get_rng_state()})
+def begin_save(trainer: Trainer, checkpointer: Checkpointer, step: int) -> Writing:
+    """Starts writing a rank's state; the trainer's next update waits until it may change it."""
+    state = {"trainer": trainer.state(), "rng": torch.get_rng_state()}
+    writing = checkpointer.begin(step, state)
+    trainer.hold(writing.taken)
+    return writing
 
 
 def load(trainer: Trainer, checkpointer: Checkpointer, path: Path) -> None:

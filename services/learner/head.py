@@ -109,12 +109,14 @@ class _PolicyHead(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outputs: Any) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias = ctx.saved_tensors
-        scale = outputs[0]
+        scale = float(outputs[0])
+        hidden, weight, bias = (
+            saved if saved is None or scale == 1.0 else saved * scale for saved in ctx.saved_tensors
+        )
         return (
-            hidden * scale if hidden is not None else None,
-            weight * scale if weight is not None else None,
-            bias * scale if bias is not None else None,
+            hidden,
+            weight,
+            bias,
             None,
             None,
             None,

@@ -56,10 +56,10 @@ class Saver:
             await self.wait()
 
     async def save(self, step: int, cursor: Cursor, nonfinite: int) -> None:
-        """Copies the state of `step` and writes it in the background."""
+        """Begins to write the state of `step` in the background."""
         await self.wait()
         began = time.monotonic()
-        written = await self._crew.save(step)
+        writing = await self._crew.save(step)
         manifest = Manifest(
             step=step,
             job_digest=self._spec.digest(),
@@ -69,7 +69,7 @@ class Saver:
         )
 
         async def finish() -> None:
-            path = await self._checkpointer.finish(written, manifest)
+            path = await self._checkpointer.finish(writing, manifest)
             self._took_s = time.monotonic() - began
             self._saved = step
             freed = await patiently(lambda: self._ledger.trim(step))

@@ -1,11 +1,9 @@
-"""Puts a policy on its device: alone in float32, else sharded by FSDP2."""
+"""Puts a policy on its device: whole on one rank, sharded by FSDP2 on several."""
 
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -23,16 +21,12 @@ def compute_dtype(wanted: DtypeOrAuto, device: torch.device) -> torch.dtype:
 def place(policy: Policy, dtype: torch.dtype, world: int, device: torch.device) -> None:
     """Moves a float32 policy to its device; its parameters stay float32 masters.
 
-    One rank computing in float32 needs nothing more: the parameters are the masters.
-    Otherwise FSDP2 casts them for compute, gathers and scatters, and adds gradients up
-    in float32 across rows and ranks: as sums, so the loss must already be divided.
+    One rank has them whole. For several, FSDP2 casts them for compute, gathers and scatters,
+    and adds gradients up in float32 across ranks: as sums, so the loss must already be divided.
     """
-    if world == 1 and dtype == torch.float32:
+    if world == 1:
         policy.to(device)
         return
-    if not dist.is_initialized():  # bfloat16 on one rank
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh(device.type, (world,))
     mixed = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False

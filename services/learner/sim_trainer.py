@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class SimTrainer:
         self._settings = settings
         self._model = torch.linspace(-1.0, 1.0, SIZE)
         self._momentum = torch.zeros(SIZE)
+        self._held: Future[Any] | None = None
 
     def train_step(
         self, step: int, groups: Sequence[Group], late: frozenset[int] = frozenset()
@@ -53,6 +55,8 @@ class SimTrainer:
         if self._world > 1:
             dist.all_reduce(gradient)
             dist.all_reduce(tokens)
+        if self._held is not None:
+            wait([self._held])
         lr = self._spec.actor.optim.lr
         self._momentum.mul_(0.9).add_(gradient.float())
         self._model.add_(torch.tanh(self._momentum), alpha=-lr)
@@ -81,6 +85,10 @@ class SimTrainer:
             if name not in state:
                 raise InvalidSpec(f"the checkpoint is of another model: it has no {name}")
             tensor.copy_(state[name])
+
+    def hold(self, until: Future[Any]) -> None:
+        """See `Trainer`."""
+        self._held = until
 
     def export(self, path: Path) -> None:
         """Writes the numbers as `model.safetensors`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from headway.rl import metrics
 from headway.rl.lr import learning_rate
 from services.learner.batch import make_batch
 from services.learner.export import own_dtype, write_model
+from services.learner.masters import Masters
 from services.learner.model import Policy, load_policy
 from services.learner.sharding import compute_dtype, place, whole
 from services.learner.step import Share, backward, make_share, recompute, sums_of
@@ -50,6 +52,9 @@ class Trainer(Protocol):
     def load_state(self, state: dict[str, Any]) -> None:
         """Takes over what was loaded into `state()`."""
 
+    def hold(self, until: Future[Any]) -> None:
+        """Changes nothing of `state()` until the future is done, however it ends."""
+
     def export(self, path: Path) -> None:
         """Writes a Hugging Face folder in the model's own dtype (rank 0), whole or not at all."""
 
@@ -57,7 +62,7 @@ class Trainer(Protocol):
 class FsdpTrainer:
     """Trains any `transformers` causal language model: AdamW on float32 masters.
 
-    `world` ranks share the model by FSDP2; their process group exists when `world` > 1.
+    Several ranks share the model by FSDP2; their process group exists when `world` > 1.
     Nothing here is random: the same groups give the same weights.
     """
 
@@ -73,8 +78,16 @@ class FsdpTrainer:
             self._source, gradient_checkpointing=spec.actor.gradient_checkpointing
         )
         place(self._policy, self.compute_dtype, world, device)
+        self._masters: Masters | None = None
+        if world == 1 and self.compute_dtype != torch.float32:
+            self._masters = Masters(self._policy.lm, self.compute_dtype)
+        self._held: Future[Any] | None = None
         optim = spec.actor.optim
-        self._parameters = dict(self._policy.lm.named_parameters())
+        self._parameters = (
+            self._masters.parameters
+            if self._masters is not None
+            else dict(self._policy.lm.named_parameters())
+        )
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(),
             lr=optim.lr,
@@ -152,7 +165,9 @@ class FsdpTrainer:
         if finite:
             gradients = list(self._parameters.values())
             clip_grads_with_norm_(gradients, self._spec.actor.optim.grad_clip, norm)
+            self._wait_held()
             self._optimizer.step()
+            self._refresh()
         self._optimizer.zero_grad(set_to_none=True)
         return {
             "actor/pg_loss": sums["loss"],
@@ -161,6 +176,19 @@ class FsdpTrainer:
             "training/rollout_probs_diff_max": largest,
             **metrics.summarise(sums),
         }
+
+    def hold(self, until: Future[Any]) -> None:
+        """See `Trainer`."""
+        self._held = until
+
+    def _wait_held(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            wait([held])  # what it failed with is not the trainer's matter
+
+    def _refresh(self) -> None:
+        if self._masters is not None:
+            self._masters.refresh()
 
     def _gradient_norm(self) -> Tensor:
         """The norm over all ranks. A batch without gradient has zeros, and Adam still moves."""
@@ -260,6 +288,7 @@ class FsdpTrainer:
                 raise InvalidSpec(f"the checkpoint is of another model: {kind} differs in names")
             for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name])
+        self._refresh()
 
     def export(self, path: Path) -> None:
         """See `Trainer`. Config and tokenizer are the source folder's."""

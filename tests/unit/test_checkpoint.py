@@ -41,12 +41,13 @@ async def test_what_is_saved_is_loaded_with_its_manifest(tmp_path):
     assert float(target["updates"]) == 3.0
 
 
-async def test_training_goes_on_while_it_is_written(tmp_path):
+async def test_the_state_may_change_once_it_is_taken(tmp_path):
     checkpointer = Checkpointer(tmp_path, keep=1)
     live = state(1)
-    written = checkpointer.begin(1, live)
-    live["model"]["w"].fill_(99.0)  # the next step
-    path = await checkpointer.finish(written, manifest(1))
+    writing = checkpointer.begin(1, live)
+    writing.taken.result(timeout=60)
+    live["model"]["w"].fill_(99.0)  # the next update
+    path = await checkpointer.finish(writing, manifest(1))
     target = state(0)
     checkpointer.load(path, target)
     assert torch.equal(target["model"]["w"], torch.ones(4, 3))

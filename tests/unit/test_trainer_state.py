@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headway.errors import InvalidSpec
+from services.learner.masters import Masters
 from services.learner.trainer import FsdpTrainer
 from tests.support.learning import job, random_groups
 from tests.support.tiny_model import build_tiny_model
@@ -68,6 +71,66 @@ def test_state_carries_on_exactly(model, tmp_path):
     for s in (2, 3):
         assert resumed.train_step(s, steps[s], late) == t.train_step(s, steps[s], late)
     assert same(weights(resumed), weights(t))
+
+
+def test_an_update_waits_until_the_state_is_taken(model):
+    t, groups, taken = trainer(model), random_groups(2, 4), Future()
+    t.hold(taken)
+    before, read = weights(t), []
+
+    def read_state() -> None:
+        while all(p.grad is None for p in t.policy.parameters()):
+            pass  # the backward pass has begun, so the update comes next
+        read.append({n: p.detach().clone() for n, p in t.state()["model"].items()})
+        taken.set_result(None)
+
+    reader = Thread(target=read_state)
+    reader.start()
+    t.train_step(0, groups)
+    reader.join()
+    assert same(read[0], before)
+    assert not same(weights(t), before)
+    t.train_step(1, groups)  # held once
+
+
+def test_bfloat16_on_one_rank_has_float32_masters(model):
+    groups = random_groups(3, 4, seed=2)
+    half = trainer(model, actor__compute_dtype="bfloat16")
+    exact = trainer(model)
+    first = weights(half)
+    assert same(first, weights(exact))  # masters are not rounded
+    half_stats, exact_stats = half.train_step(0, groups), exact.train_step(0, groups)
+    assert half_stats["actor/grad_norm"] == pytest.approx(exact_stats["actor/grad_norm"], rel=0.15)
+    assert {p.dtype for p in half.policy.parameters()} == {torch.bfloat16}
+    masters = half.state()["model"]
+    for name, narrow in half.policy.lm.named_parameters():
+        assert masters[name].dtype == torch.float32
+        assert torch.equal(narrow, masters[name].bfloat16())
+        # the first Adam step moves every weight by the learning rate in its gradient's direction
+        moved = masters[name] - first[name]
+        assert float(moved.abs().max()) == pytest.approx(1e-2, rel=0.05)
+
+
+def test_masters_add_gradients_up_in_float32():
+    layer = nn.Linear(1, 1, bias=False)
+    masters = Masters(layer, torch.bfloat16)
+    (master,) = masters.parameters.values()
+    for _ in range(2):  # 256 + 1 is not a bfloat16
+        for value in (256.0, 1.0):
+            layer(torch.full((1, 1), value, dtype=torch.bfloat16)).sum().backward()
+    assert master.grad.item() == 514.0
+    assert layer.weight.grad is None
+
+
+def test_a_bfloat16_state_carries_on_exactly(model):
+    steps = [random_groups(2, 4, seed=s) for s in range(3)]
+    whole = trainer(model, actor__compute_dtype="bfloat16")
+    resumed = trainer(model, actor__compute_dtype="bfloat16")
+    for number in (0, 1):
+        whole.train_step(number, steps[number])
+    resumed.load_state(whole.state())
+    assert resumed.train_step(2, steps[2]) == whole.train_step(2, steps[2])
+    assert same(weights(resumed), weights(whole))
 
 
 def test_a_state_of_another_model_is_refused(model, tmp_path):
