@@ -124,3 +124,7 @@ class JobFailed(HeadwayError):
     """A job ended in failure."""
 
     kind = "job_failed"
+
+
+class Interrupted(Exception):
+    """The user asked to stop while something was being waited for."""

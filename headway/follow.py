@@ -9,14 +9,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from headway.client import HeadwayClient
-from headway.errors import Conflict, NotFound, Unavailable
-from headway.fleet.local import Interrupted
+from headway.errors import Conflict, Interrupted, NotFound, Unavailable
 from headway.jobs import JobRecord
+
+if TYPE_CHECKING:
+    from headway.client import HeadwayClient
 
 _POLL_S = 0.5
 _NAP_S = 0.1

@@ -1,7 +1,7 @@
 """Whether a job's data can be had.
 
 reasoning_gym takes over a second to import, so a misspelt name or setting is found in
-its source text first; the data itself is opened only when those are right.
+its source text, and the data itself is opened with the module of its data set alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from headway.data.one_of_gym import only_data_set
 from headway.data.source import open_source
 from headway.errors import InvalidSpec
 from headway.graders import GraderSpec, ReasoningGym, Sum
@@ -36,7 +37,9 @@ def first_item(data: DataSpec) -> Mapping[str, Any] | None:
         spec = importlib.util.find_spec("reasoning_gym")
         if spec is None or spec.origin is None:
             return None
-        _check_names(data, Path(spec.origin).parent)
+        package = Path(spec.origin).parent
+        with only_data_set(_check_names(data, package), package):
+            return open_source(data).row(0).item
     return open_source(data).row(0).item
 
 
@@ -80,13 +83,15 @@ def settings_of(file: Path, class_name: str) -> tuple[str, ...]:
     return ()
 
 
-def _check_names(data: DataSpec, package: Path) -> None:
+def _check_names(data: DataSpec, package: Path) -> Path:
+    """The file of the data set; InvalidSpec when it or a setting is unknown."""
     known = reasoning_gym_datasets(package)
     if data.name not in known:
         raise InvalidSpec(
             f"data.name: reasoning_gym has no data set {data.name!r}{_near(data.name, known)}"
         )
-    fields = settings_of(*known[data.name])
+    file, settings = known[data.name]
+    fields = settings_of(file, settings)
     for key in data.config:
         if key in ("seed", "size"):
             raise InvalidSpec(f"data.config.{key}: write data.{key} instead")
@@ -95,6 +100,7 @@ def _check_names(data: DataSpec, package: Path) -> None:
             raise InvalidSpec(
                 f"unknown key data.config.{key}{_near(key, fields)}; {data.name} has {has}"
             )
+    return file
 
 
 def _near(word: str, known: Iterable[str]) -> str:

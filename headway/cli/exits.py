@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from headway.errors import HeadwayError
-from headway.fleet.local import Interrupted
+from headway.errors import HeadwayError, Interrupted
 from headway.jobs import JobRecord
 
 SUCCEEDED, FAILED, BAD_USAGE, UNREACHABLE, CANCELLED = 0, 1, 2, 3, 130

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
 
-from headway.client import HeadwayClient
 from headway.errors import InvalidSpec, Unavailable
-from headway.fleet.local import DEFAULT_API_PORT, LocalFleetSpec, split_cores
+from headway.fleet.spec import DEFAULT_API_PORT, LocalFleetSpec, split_cores
 from headway.fleet.state import default_state_dir, read_state
 from headway.jobspec import JobSpec, load_job
 from headway.models import check_model, expand_user
 from headway.settings import is_loopback, parse_cores
 from headway.yamls import load_yaml
+
+if TYPE_CHECKING:
+    from headway.client import HeadwayClient
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -117,6 +119,8 @@ def api_url(given: str | None) -> str:
 
 def connect(given: str | None) -> HeadwayClient:
     """A client of the coordinator at `given`, or of the fleet on this machine."""
+    from headway.client import HeadwayClient  # what a bad job need not wait for
+
     return HeadwayClient(api_url(given))
 
 

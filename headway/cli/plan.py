@@ -12,7 +12,7 @@ import click
 from headway.cli.exits import BAD_USAGE, SUCCEEDED
 from headway.cli.options import as_json, fleet_options, fleet_spec, job_file, overrides, read_job
 from headway.errors import InvalidSpec
-from headway.fleet.local import LocalFleetSpec
+from headway.fleet.spec import LocalFleetSpec
 from headway.jobspec import JobSpec
 from headway.plan import Plan, Pools, gib, make_plan, this_machine
 

@@ -12,8 +12,8 @@ from headway.cli.exits import exit_code_of_job
 from headway.cli.interrupts import Interrupts, counting_interrupts
 from headway.cli.options import connect, fleet_options, fleet_spec, job_file, overrides, read_job
 from headway.cli.plan import require_runnable
-from headway.errors import NotFound
-from headway.fleet.local import Interrupted, LocalFleetSpec, local_fleet
+from headway.errors import Interrupted, NotFound
+from headway.fleet.spec import LocalFleetSpec
 from headway.fleet.state import read_state
 from headway.follow import follow, open_view
 from headway.jobs import JobRecord
@@ -45,6 +45,8 @@ def command(job_file: Path, overrides: tuple[str, ...], **fleet: Any) -> int:
 
 
 def _run_on_own(spec: LocalFleetSpec, job: JobSpec, interrupts: Interrupts) -> JobRecord:
+    from headway.fleet.local import local_fleet  # what a bad job need not wait for
+
     with local_fleet(spec, interrupts, say) as fleet:
         return _run_on(fleet.api_url, job, interrupts, lambda: fleet.supervise(say), queue=True)
 

@@ -14,7 +14,8 @@ from headway.cli.exits import CANCELLED, FAILED, SUCCEEDED
 from headway.cli.interrupts import Interrupts, counting_interrupts
 from headway.cli.options import connect, fleet_options, fleet_spec
 from headway.errors import HeadwayError
-from headway.fleet.local import LocalFleet, LocalFleetSpec, local_fleet
+from headway.fleet.local import LocalFleet, local_fleet
+from headway.fleet.spec import LocalFleetSpec
 from headway.fleet.state import make_folder, read_state
 
 _CANCEL_PATIENCE_S = 30.0

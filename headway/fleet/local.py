@@ -15,12 +15,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
-from headway.errors import Conflict, HeadwayError
+from headway.errors import Conflict, HeadwayError, Interrupted
 from headway.fleet.child import Child, ChildSpec, stop_children
+from headway.fleet.spec import HOST, LocalFleetSpec, deal_cores
 from headway.fleet.state import (
     FleetState,
     ProcessRecord,
@@ -35,8 +33,6 @@ from headway.ports import free_port
 from headway.redis_client import ping
 from headway.valkey import EmbeddedValkey
 
-HOST = "127.0.0.1"
-DEFAULT_API_PORT = 8700
 _READY_TIMEOUT_S = 90.0
 _STOP_PATIENCE_S = 15.0
 _MAX_RESTARTS = 3
@@ -46,47 +42,10 @@ _ANY_PORT = 0
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-class Interrupted(Exception):
-    """The user asked to stop while something was being waited for."""
-
-
 class StartFailed(HeadwayError):
     """A process of the fleet ended, or never got ready."""
 
     kind = "start_failed"
-
-
-@dataclass(frozen=True, slots=True)
-class LocalFleetSpec:
-    """What to start. Core lists are CPU indices; a pool's nodes share its list."""
-
-    state_dir: Path
-    runs_dir: Path
-    engine: Literal["vllm", "sim"]
-    num_rollouts: int
-    learner_cores: tuple[int, ...]
-    rollout_cores: tuple[int, ...]
-    api_port: int = DEFAULT_API_PORT
-    redis_url: str | None = None  # None: an embedded server
-    ephemeral: bool = False  # an embedded server starts empty: no jobs of earlier fleets
-
-
-def split_cores(cores: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Halves the machine: (learner's, rollout's). An odd core goes to the learner.
-
-    With one core both pools share it.
-    """
-    if len(cores) < 2:
-        return cores, cores
-    middle = (len(cores) + 1) // 2
-    return cores[:middle], cores[middle:]
-
-
-def deal_cores(cores: tuple[int, ...], num_nodes: int) -> tuple[tuple[int, ...], ...]:
-    """A pool's cores for each of its nodes: disjoint where there are enough, else shared."""
-    if len(cores) < num_nodes:
-        return (cores,) * num_nodes
-    return tuple(cores[i::num_nodes] for i in range(num_nodes))
 
 
 def check_port(port: int, flag: str) -> None:
@@ -284,17 +243,3 @@ def _stop_rank(child: Child) -> int:
     """Learner first, so that it can finish its run folder while the others still serve."""
     order = ("learner", "rollout", "reward", "coordinator")
     return next(i for i, service in enumerate(order) if child.spec.name.startswith(service))
-
-
-__all__ = [
-    "DEFAULT_API_PORT",
-    "HOST",
-    "Interrupted",
-    "LocalFleet",
-    "LocalFleetSpec",
-    "StartFailed",
-    "check_port",
-    "deal_cores",
-    "local_fleet",
-    "split_cores",
-]
