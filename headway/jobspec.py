@@ -145,6 +145,10 @@ class RolloutSpec(Section):
     kv_cache_gib: float = Field(default=1.0, gt=0, description="KV cache on CPU engines")
     max_num_seqs: int = Field(default=64, ge=1, description="completions sampled at once a node")
     update_timeout_s: float = Field(default=20.0, gt=0, le=3600, description="broadcast deadline")
+    snapshot_dir: str | None = Field(
+        default=None,
+        description="folder that the learner and all nodes share: newcomers read weights there",
+    )
     lease_s: float = Field(
         default=30.0, ge=1, le=3600, description="a silent node's tickets go to another after it"
     )

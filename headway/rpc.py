@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
@@ -89,7 +90,7 @@ def raise_headway(error: grpc.aio.AioRpcError, peer: str = "") -> NoReturn:
 
 
 class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Turns a HeadwayError of a unary handler into its status; logs anything else."""
+    """Turns a HeadwayError of a handler into its status; logs anything else."""
 
     async def intercept_service(
         self,
@@ -97,22 +98,38 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
         handler = await continuation(details)
-        if handler is None or handler.unary_unary is None:
+        if handler is None:
             return handler
-        inner = handler.unary_unary
+        codec = (handler.request_deserializer, handler.response_serializer)
+        if handler.unary_unary is not None:
+            inner = handler.unary_unary
 
-        async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            try:
-                return await inner(request, context)
-            except HeadwayError as error:
-                context.set_trailing_metadata((("headway-kind", error.kind),))
-                await context.abort(getattr(grpc.StatusCode, error.grpc_status), str(error))
-            except grpc.aio.AbortError:
-                raise
-            except Exception as error:
-                log.exception("%s failed", details.method)
-                await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+            async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
+                try:
+                    return await inner(request, context)
+                except Exception as error:
+                    await _abort(context, details.method, error)
 
-        return grpc.unary_unary_rpc_method_handler(
-            call, handler.request_deserializer, handler.response_serializer
-        )
+            return grpc.unary_unary_rpc_method_handler(call, *codec)
+        if inspect.isasyncgenfunction(handler.unary_stream):
+            parts = handler.unary_stream
+
+            async def stream(request: Any, context: grpc.aio.ServicerContext) -> Any:
+                try:
+                    async for part in parts(request, context):
+                        yield part
+                except Exception as error:
+                    await _abort(context, details.method, error)
+
+            return grpc.unary_stream_rpc_method_handler(stream, *codec)
+        return handler
+
+
+async def _abort(context: grpc.aio.ServicerContext, method: str, error: Exception) -> None:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if isinstance(error, HeadwayError):
+        context.set_trailing_metadata((("headway-kind", error.kind),))
+        await context.abort(getattr(grpc.StatusCode, error.grpc_status), str(error))
+    log.exception("%s failed", method, exc_info=error)
+    await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")

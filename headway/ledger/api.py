@@ -147,6 +147,13 @@ class Member:
     address: str  # its gRPC address
     transport: Literal["broadcast", "none"]  # none: sim engines hold no tensors
     version: int | None = None
+    backends: tuple[str, ...] = ("gloo",)  # of torch.distributed, that it can broadcast over
+    session: str = ""  # made up each time a node takes the job up
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Who it is: a node that came back under its old name and address is another one."""
+        return self.node_id, self.address, self.session
 
 
 class Ledger(Protocol):

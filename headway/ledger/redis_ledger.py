@@ -180,7 +180,7 @@ class RedisLedger:
 
     async def members(self) -> tuple[Member, ...]:
         """The nodes whose announcement has not run out, by node id."""
-        found = [Member(**json.loads(body)) for body in await self._run("members")]
+        found = [_member(body) for body in await self._run("members")]
         return tuple(sorted(found, key=lambda member: member.node_id))
 
     async def close(self) -> None:
@@ -192,6 +192,11 @@ class RedisLedger:
             return await self._scripts[transition](keys=self._keys, args=args)
         except RedisError as error:
             raise headway_error(error, address(self._redis)) from error
+
+
+def _member(body: bytes) -> Member:
+    fields = json.loads(body)
+    return Member(**{**fields, "backends": tuple(fields["backends"])})
 
 
 def _numbers(text: bytes) -> tuple[int, ...]:

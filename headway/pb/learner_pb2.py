@@ -24,17 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headway/v1/learner.proto\x12\nheadway.v1\"\x19\n\x17GetLearnerStatusRequest\"y\n\x18GetLearnerStatusResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x11\n\x04step\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\trank_pids\x18\x05 \x03(\x03\x42\x07\n\x05_step2o\n\x0eLearnerService\x12]\n\x10GetLearnerStatus\x12#.headway.v1.GetLearnerStatusRequest\x1a$.headway.v1.GetLearnerStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headway/v1/learner.proto\x12\nheadway.v1\"6\n\x13\x46\x65tchWeightsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\"6\n\x14\x46\x65tchWeightsResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x06\"\x19\n\x17GetLearnerStatusRequest\"y\n\x18GetLearnerStatusResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x11\n\x04step\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\trank_pids\x18\x05 \x03(\x03\x42\x07\n\x05_step2o\n\x0eLearnerService\x12]\n\x10GetLearnerStatus\x12#.headway.v1.GetLearnerStatusRequest\x1a$.headway.v1.GetLearnerStatusResponse2f\n\x0fSnapshotService\x12S\n\x0c\x46\x65tchWeights\x12\x1f.headway.v1.FetchWeightsRequest\x1a .headway.v1.FetchWeightsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.pb.learner_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETLEARNERSTATUSREQUEST']._serialized_start=40
-  _globals['_GETLEARNERSTATUSREQUEST']._serialized_end=65
-  _globals['_GETLEARNERSTATUSRESPONSE']._serialized_start=67
-  _globals['_GETLEARNERSTATUSRESPONSE']._serialized_end=188
-  _globals['_LEARNERSERVICE']._serialized_start=190
-  _globals['_LEARNERSERVICE']._serialized_end=301
+  _globals['_FETCHWEIGHTSREQUEST']._serialized_start=40
+  _globals['_FETCHWEIGHTSREQUEST']._serialized_end=94
+  _globals['_FETCHWEIGHTSRESPONSE']._serialized_start=96
+  _globals['_FETCHWEIGHTSRESPONSE']._serialized_end=150
+  _globals['_GETLEARNERSTATUSREQUEST']._serialized_start=152
+  _globals['_GETLEARNERSTATUSREQUEST']._serialized_end=177
+  _globals['_GETLEARNERSTATUSRESPONSE']._serialized_start=179
+  _globals['_GETLEARNERSTATUSRESPONSE']._serialized_end=300
+  _globals['_LEARNERSERVICE']._serialized_start=302
+  _globals['_LEARNERSERVICE']._serialized_end=413
+  _globals['_SNAPSHOTSERVICE']._serialized_start=415
+  _globals['_SNAPSHOTSERVICE']._serialized_end=517
 # @@protoc_insertion_point(module_scope)

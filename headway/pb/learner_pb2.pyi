@@ -19,6 +19,58 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class FetchWeightsRequest(_message.Message):
+    """Asks for one version of a job's weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The job."""
+    version: _builtins.int
+    """The version, as the manifest names it."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchWeightsRequest: _TypeAlias = FetchWeightsRequest  # noqa: Y015
+
+@_typing.final
+class FetchWeightsResponse(_message.Message):
+    """The next bytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """They follow those of the message before."""
+    checksum: _builtins.int
+    """xxh3-64 of the data."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        checksum: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchWeightsResponse: _TypeAlias = FetchWeightsResponse  # noqa: Y015
+
+@_typing.final
 class GetLearnerStatusRequest(_message.Message):
     """Asks for the status."""
 

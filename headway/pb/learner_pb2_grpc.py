@@ -99,3 +99,83 @@ class LearnerService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class SnapshotServiceStub:
+    """Served by the training process of a job, for rollout nodes that joined late or
+    missed versions: the newest weights, without a seat in the weight group.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.FetchWeights = channel.unary_stream(
+                '/headway.v1.SnapshotService/FetchWeights',
+                request_serializer=headway_dot_v1_dot_learner__pb2.FetchWeightsRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_learner__pb2.FetchWeightsResponse.FromString,
+                _registered_method=True)
+
+
+class SnapshotServiceServicer:
+    """Served by the training process of a job, for rollout nodes that joined late or
+    missed versions: the newest weights, without a seat in the weight group.
+    """
+
+    def FetchWeights(self, request, context):
+        """Streams one version: the packed buckets of its manifest, in order, without
+        gaps. NOT_FOUND when a newer version has taken its place.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_SnapshotServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'FetchWeights': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchWeights,
+                    request_deserializer=headway_dot_v1_dot_learner__pb2.FetchWeightsRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_learner__pb2.FetchWeightsResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'headway.v1.SnapshotService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('headway.v1.SnapshotService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class SnapshotService:
+    """Served by the training process of a job, for rollout nodes that joined late or
+    missed versions: the newest weights, without a seat in the weight group.
+    """
+
+    @staticmethod
+    def FetchWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headway.v1.SnapshotService/FetchWeights',
+            headway_dot_v1_dot_learner__pb2.FetchWeightsRequest.SerializeToString,
+            headway_dot_v1_dot_learner__pb2.FetchWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

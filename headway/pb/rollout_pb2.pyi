@@ -285,6 +285,74 @@ class InstallWeightsResponse(_message.Message):
 Global___InstallWeightsResponse: _TypeAlias = InstallWeightsResponse  # noqa: Y015
 
 @_typing.final
+class CatchUpRequest(_message.Message):
+    """Where a version is to be had."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    MANIFEST_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ADDRESS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The job."""
+    snapshot_address: _builtins.str
+    """host:port of the job's SnapshotService. Empty: the file is in the folder that
+    the job's specification names.
+    """
+    timeout_s: _builtins.float
+    """Deadline of each wait for more bytes, and of the install; seconds."""
+    @_builtins.property
+    def manifest(self) -> Global___WeightManifest:
+        """What the snapshot holds."""
+
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        manifest: Global___WeightManifest | None = ...,
+        snapshot_address: _builtins.str = ...,
+        timeout_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "manifest", b"manifest", "snapshot_address", b"snapshot_address", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CatchUpRequest: _TypeAlias = CatchUpRequest  # noqa: Y015
+
+@_typing.final
+class CatchUpResponse(_message.Message):
+    """A verified install, as in InstallWeightsResponse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    PAUSE_S_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """The version that now samples."""
+    digest: _builtins.str
+    """xxh3-128 over the digests computed on arrival, in order, hexadecimal."""
+    pause_s: _builtins.float
+    """Seconds in which sampling stood still."""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        digest: _builtins.str = ...,
+        pause_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "pause_s", b"pause_s", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CatchUpResponse: _TypeAlias = CatchUpResponse  # noqa: Y015
+
+@_typing.final
 class LeaveWeightGroupRequest(_message.Message):
     """Leaves the group."""
 

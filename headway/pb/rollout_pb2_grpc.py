@@ -51,6 +51,11 @@ class RolloutServiceStub:
                 request_serializer=headway_dot_v1_dot_rollout__pb2.InstallWeightsRequest.SerializeToString,
                 response_deserializer=headway_dot_v1_dot_rollout__pb2.InstallWeightsResponse.FromString,
                 _registered_method=True)
+        self.CatchUp = channel.unary_unary(
+                '/headway.v1.RolloutService/CatchUp',
+                request_serializer=headway_dot_v1_dot_rollout__pb2.CatchUpRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_rollout__pb2.CatchUpResponse.FromString,
+                _registered_method=True)
         self.LeaveWeightGroup = channel.unary_unary(
                 '/headway.v1.RolloutService/LeaveWeightGroup',
                 request_serializer=headway_dot_v1_dot_rollout__pb2.LeaveWeightGroupRequest.SerializeToString,
@@ -85,6 +90,14 @@ class RolloutServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CatchUp(self, request, context):
+        """Fetches one version from a snapshot, verifies and installs it: for a node that
+        joined late or missed versions. No other node takes part.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LeaveWeightGroup(self, request, context):
         """Leaves the weight group of a job; safe to repeat.
         """
@@ -109,6 +122,11 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     servicer.InstallWeights,
                     request_deserializer=headway_dot_v1_dot_rollout__pb2.InstallWeightsRequest.FromString,
                     response_serializer=headway_dot_v1_dot_rollout__pb2.InstallWeightsResponse.SerializeToString,
+            ),
+            'CatchUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.CatchUp,
+                    request_deserializer=headway_dot_v1_dot_rollout__pb2.CatchUpRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_rollout__pb2.CatchUpResponse.SerializeToString,
             ),
             'LeaveWeightGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.LeaveWeightGroup,
@@ -199,6 +217,33 @@ class RolloutService:
             '/headway.v1.RolloutService/InstallWeights',
             headway_dot_v1_dot_rollout__pb2.InstallWeightsRequest.SerializeToString,
             headway_dot_v1_dot_rollout__pb2.InstallWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CatchUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.RolloutService/CatchUp',
+            headway_dot_v1_dot_rollout__pb2.CatchUpRequest.SerializeToString,
+            headway_dot_v1_dot_rollout__pb2.CatchUpResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from headway.errors import EpochBroken, HeadwayError
+from headway.ledger.api import Member
 from headway.messages import EpochInvite, WeightManifest
 from headway.weights.group import Rendezvous, WeightGroup
 from headway.weights.members import MemberClient, wait_for_survivors
@@ -17,13 +18,15 @@ from headway.weights.transfer import send
 if TYPE_CHECKING:
     from torch import Tensor
 
+Backend = Literal["gloo", "nccl"]
+
 
 @dataclass(frozen=True, slots=True)
 class EpochSettings:
-    """How epochs are formed. `device` is the sender's: its broadcast buffers lie there."""
+    """How epochs are formed. `backends` and `device` are the sender's."""
 
     job_id: str
-    backend: Literal["gloo", "nccl"] = "gloo"
+    backends: tuple[Backend, ...] = ("gloo",)
     device: str = "cpu"
     host: str = "127.0.0.1"  # where members reach the sender
     timeout_s: float = 60.0
@@ -58,13 +61,13 @@ class Epoch:
         self._pool = pool
 
     @property
-    def seats(self) -> frozenset[tuple[str, str]]:
-        """(node id, address) of every member."""
-        return frozenset((c.member.node_id, c.member.address) for c in self.clients)
+    def seats(self) -> frozenset[tuple[str, str, str]]:
+        """The keys of its members."""
+        return frozenset(c.member.key for c in self.clients)
 
     @classmethod
     async def form(
-        cls, number: int, settings: EpochSettings, clients: Sequence[MemberClient]
+        cls, number: int, settings: EpochSettings, clients: Sequence[MemberClient], backend: Backend
     ) -> Self:
         """Invites all clients and returns when every one has its seat.
 
@@ -82,7 +85,7 @@ class Epoch:
                 meeting.port,
                 rank,
                 world,
-                settings.backend,
+                backend,
                 settings.timeout_s,
             )
             for rank in range(world)
@@ -123,7 +126,7 @@ class Epoch:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(
-                self._pool, send, self._group, manifest, tensors, self._settings.device
+                self._pool, send, self._group, manifest, tensors, self._group.device
             )
         except EpochBroken:
             self.close()
@@ -135,6 +138,12 @@ class Epoch:
         self._group.close()
         self._meeting.close()
         self._pool.shutdown(wait=False)
+
+
+def common_backend(offered: Sequence[Backend], members: Sequence[Member]) -> Backend:
+    """NCCL where the sender and every member have it, else Gloo."""
+    everyone = [offered, *(member.backends for member in members)]
+    return "nccl" if all("nccl" in backends for backends in everyone) else "gloo"
 
 
 def unanswered(

@@ -57,12 +57,17 @@ class Transfer:
         self._group = group
         self._work = work
 
-    def wait(self) -> None:
-        """Returns when the bytes are there. EpochBroken past the deadline or on a lost member."""
+    def wait(self, ends: float | None = None) -> None:
+        """Returns when the bytes are there.
+
+        EpochBroken past the deadline (`ends`, by time.monotonic; the group's from now if None)
+        or on a lost member.
+        """
         work, self._work = self._work, None
+        left_s = self._group.timeout_s if ends is None else max(0.001, ends - time.monotonic())
         try:
             with self._group.breaking("broadcast"):
-                if not work.wait(timedelta(seconds=self._group.timeout_s)):
+                if not work.wait(timedelta(seconds=left_s)):
                     raise RuntimeError("the broadcast did not complete")
         finally:
             del work  # it holds the group's connections open
@@ -71,8 +76,9 @@ class Transfer:
 class WeightGroup:
     """One epoch's members. Broken once, broken for good."""
 
-    def __init__(self, process_group: Any, invite: EpochInvite) -> None:
+    def __init__(self, process_group: Any, invite: EpochInvite, device: str) -> None:
         self._group: Any = process_group
+        self.device = device  # where tensors to broadcast lie
         self.epoch = invite.epoch
         self.rank = invite.rank
         self.world_size = invite.world_size
@@ -82,9 +88,11 @@ class WeightGroup:
     def join(cls, invite: EpochInvite, device: str = "cpu", store: Store | None = None) -> Self:
         """Meets the other members, then proves the group by a first broadcast.
 
-        `store` is the sender's own; members connect to the invite's. EpochBroken when
-        anyone is missing at the deadline.
+        `device` is this member's; Gloo carries host memory whatever it is. `store` is the
+        sender's own; members connect to the invite's. EpochBroken when anyone is missing at
+        the deadline.
         """
+        device = "cpu" if invite.backend == "gloo" else device
         deadline = timedelta(seconds=invite.timeout_s)
         started = time.monotonic()
         try:
@@ -95,7 +103,7 @@ class WeightGroup:
             scoped = PrefixStore(f"{invite.job_id}/{invite.epoch}", store)
             make = _BACKENDS[invite.backend]
             local = _local_address(invite)
-            group = cls(make(scoped, invite, deadline, local), invite)
+            group = cls(make(scoped, invite, deadline, local), invite, device)
         except RuntimeError as error:
             raise EpochBroken(
                 f"epoch {invite.epoch}: rank {invite.rank} of {invite.world_size} waited"

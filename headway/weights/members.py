@@ -45,6 +45,22 @@ class MemberClient:
         answer = await self._call(self._stub.InstallWeights, request, timeout_s)
         return InstallReport(answer.version, answer.digest, answer.pause_s)
 
+    async def catch_up(
+        self, address: str, manifest: WeightManifest, timeout_s: float
+    ) -> InstallReport:
+        """Returns when the node has fetched, verified and installed a version, however long.
+
+        `address` is the SnapshotService's; empty: the node finds the file in its folder.
+        """
+        request = rollout_pb2.CatchUpRequest(
+            job_id=self._job_id,
+            manifest=manifest_to_pb(manifest),
+            snapshot_address=address,
+            timeout_s=timeout_s,
+        )
+        answer = await self._call(self._stub.CatchUp, request, None)
+        return InstallReport(answer.version, answer.digest, answer.pause_s)
+
     async def leave(self, timeout_s: float) -> None:
         """Takes the node's seat back; never raises, since the node may be gone."""
         request = rollout_pb2.LeaveWeightGroupRequest(job_id=self._job_id)
@@ -66,9 +82,9 @@ class MemberClient:
         """Closes the channel."""
         await asyncio.shield(self._channel.close())
 
-    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+    async def _call(self, method: Any, request: Any, timeout_s: float | None) -> Any:
         try:
-            return await method(request, timeout=timeout_s + _GRACE_S)
+            return await method(request, timeout=timeout_s and timeout_s + _GRACE_S)
         except grpc.aio.AioRpcError as error:
             raise_headway(error, f"node {self.member.node_id} at {self.member.address}")
 

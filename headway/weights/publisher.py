@@ -2,35 +2,37 @@
 
     publish(version) -> (new epoch when the members changed) -> broadcast
                      -> each member verifies and installs -> report
+    admit()          -> newcomers and stragglers catch up by a snapshot, beside all that
 
-A member that dies or hangs costs one deadline and a new epoch without it; one
-whose weights differ is left out for good. Neither is ever the job's end.
+Only who has a version gets a seat, so that a newcomer that hangs holds up nobody. A member
+that dies or hangs in a broadcast costs one deadline and a new epoch without it; it comes back
+by catching up. One whose weights differ is left out for good. Neither is ever the job's end.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from headway.errors import EpochBroken, HeadwayError, WeightMismatch
 from headway.ledger.api import Member
 from headway.messages import InstallReport, WeightManifest
 from headway.telemetry import get_logger
-from headway.weights.epoch import Epoch, EpochSettings, MembersLost
+from headway.weights.catch_up import CatchUps, OnEvent, check_report, tell_missed, tell_refused
+from headway.weights.epoch import Backend, Epoch, EpochSettings, MembersLost, common_backend
 from headway.weights.manifest import BUCKET_BYTES, build_manifest, combined_digest, spec_bytes
 from headway.weights.members import MemberClient, wait_for_survivors
+from headway.weights.roster import Key, Roster
+from headway.weights.snapshot import Offers, Staged
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 log = get_logger(__name__)
 _GRACE_S = 2.0
-_MAX_EXCLUSION_S = 600.0
-Key = tuple[str, str]  # node id, address: a restarted node is another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +53,6 @@ class PublishReport:
 
 
 @dataclass(slots=True)
-class _Latest:
-    manifest: WeightManifest
-    tensors: Mapping[str, Tensor]
-    digest: str
-
-
-@dataclass(slots=True)
 class _Outcome:
     installed: dict[str, InstallReport] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
@@ -67,34 +62,35 @@ class _Outcome:
 class Publisher:
     """Owns the epochs of one job. `on_event(kind, message, **fields)` is awaited.
 
-    `host` is where members reach the sender, `device` where its broadcast buffers lie
-    (`cuda` with nccl), `timeout_s` the deadline of a rendezvous and of a whole broadcast.
+    `host` is where members reach the sender, `backends` what it can broadcast over, `device`
+    where its buffers lie with nccl, `timeout_s` the deadline of a rendezvous and of a whole
+    broadcast, `offers` how nodes get at snapshots.
     """
 
     def __init__(
         self,
         job_id: str,
         members: Callable[[], Awaitable[Sequence[Member]]],
-        on_event: Callable[..., Awaitable[Any]],
+        on_event: OnEvent,
+        offers: Offers,
         *,
-        backend: Literal["gloo", "nccl"] = "gloo",
+        backends: tuple[Backend, ...] = ("gloo",),
         device: str = "cpu",
         host: str = "127.0.0.1",
         timeout_s: float = 60.0,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        self._settings = EpochSettings(job_id, backend, device, host, timeout_s)
-        self._members = members
+        self._settings = EpochSettings(job_id, backends, device, host, timeout_s)
         self._on_event = on_event
         self._bucket_bytes = bucket_bytes
-        self._lock = asyncio.Lock()
-        self._latest: _Latest | None = None
+        self._roster = Roster(job_id, members)
+        self._catch_ups = CatchUps(self._roster, offers, on_event, timeout_s)
+        self._lock = asyncio.Lock()  # one publish at a time
+        self._newest: Staged | None = None
         self._epoch: Epoch | None = None
+        self._publishing: frozenset[Key] = frozenset()  # who gets the version under way
         # of the last epoch; a learner that starts anew must be past its earlier ones
         self._number = time.time_ns() // 1_000_000
-        self._clients: dict[Key, MemberClient] = {}
-        self._have: dict[Key, int] = {}  # the version each member installed last
-        self._excluded: dict[Key, tuple[float, float]] = {}  # until when, for how long
 
     async def publish(
         self, version: int, tensors: Mapping[str, Tensor] | Sequence[tuple[str, Tensor]]
@@ -111,9 +107,9 @@ class Publisher:
                 raise WeightMismatch(f"version {version} names a tensor twice")
             manifest = await asyncio.to_thread(build_manifest, version, named, self._bucket_bytes)
             digest = combined_digest(spec.digest for spec in manifest.tensors)
-            self._latest = _Latest(manifest, named, digest)
-            outcome = await self._deliver(self._latest, await self._eligible())
-            report = _report(self._latest, outcome, started)
+            staged = Staged(manifest, named, digest)
+            outcome = await self._broadcast_to(staged, await self._roster.announced())
+            report = _report(staged, outcome, started)
             if outcome.rejected and not outcome.installed and not outcome.lost:
                 raise WeightMismatch(next(iter(outcome.rejected.values())))
             await self._on_event(
@@ -127,82 +123,101 @@ class Publisher:
             )
             return report
 
-    async def admit(self) -> PublishReport | None:
-        """Brings the latest version to members that lack it; None when all have it.
+    async def admit(self) -> tuple[asyncio.Task[None], ...]:
+        """Lets members that lack the newest version catch up; waits for none of them.
 
-        Newcomers get it in an epoch of their own, so that the others sample on.
+        Gives the catch-ups under way. Raises what an earlier one broke with.
         """
-        async with self._lock:
-            latest = self._latest
-            if latest is None:
-                return None
-            started = time.monotonic()
-            version = latest.manifest.version
-            members = await self._eligible()
-            lacking = [m for m in members if self._have.get(_key(m)) != version]
-            if not lacking:
-                return None
-            aside, self._epoch = self._epoch, None
-            try:
-                outcome = await self._deliver(latest, lacking)
-            finally:
-                if aside is not None:
-                    self._close_epoch()
-                    self._epoch = aside
-            return _report(latest, outcome, started)
+        members = await self._roster.announced()
+        announced = {member.key for member in members}
+        await self._catch_ups.look_after(announced)
+        if self._newest is not None:
+            self._begin_catch_ups(members, self._newest)
+        await self._roster.forget_all_but(announced | self._publishing | self._catch_ups.busy)
+        return self._catch_ups.tasks
 
     async def close(self) -> None:
         """Takes all seats back."""
         async with self._lock:
-            await asyncio.gather(*(c.leave(_GRACE_S) for c in self._clients.values()))
+            await self._catch_ups.close()
+            await asyncio.gather(*(c.leave(_GRACE_S) for c in self._roster.clients))
             self._close_epoch()
-            await asyncio.gather(*(c.close() for c in self._clients.values()))
-            self._clients.clear()
+            await self._roster.forget_all_but(())
+
+    def _begin_catch_ups(self, members: Sequence[Member], staged: Staged) -> None:
+        spoken_for = self._publishing | self._catch_ups.busy
+        for member in members:
+            lacks = self._roster.version(member) != staged.manifest.version
+            if lacks and member.key not in spoken_for and self._roster.may_try(member):
+                self._catch_ups.begin(member, self._newest_staged)
+
+    def _newest_staged(self) -> Staged:
+        assert self._newest is not None
+        return self._newest
+
+    async def _broadcast_to(self, staged: Staged, announced: Sequence[Member]) -> _Outcome:
+        """Broadcasts to all that have a version; to everyone at first, when nobody has."""
+        busy = self._catch_ups.busy
+        free = [m for m in announced if m.key not in busy and self._roster.may_try(m)]
+        seated = [m for m in free if self._roster.version(m) is not None] or free
+        self._publishing = frozenset(m.key for m in seated)
+        self._newest = staged
+        self._begin_catch_ups(announced, staged)
+        try:
+            return await self._deliver(staged, seated)
+        finally:
+            self._publishing = frozenset()
 
     # -- one version, round by round until every member has it or is out
 
-    async def _deliver(self, latest: _Latest, members: Sequence[Member]) -> _Outcome:
+    async def _deliver(self, staged: Staged, members: Sequence[Member]) -> _Outcome:
         total = _Outcome()
         waiting = {m.node_id: m for m in members}
         stalls = 0
         while waiting:
-            outcome = await self._round(latest, list(waiting.values()))
+            outcome = await self._round(staged, list(waiting.values()))
             settled = {**outcome.installed, **outcome.lost, **outcome.rejected}
             stalls = 0 if settled else stalls + 1
             if stalls == 2:
                 outcome.lost = dict.fromkeys(waiting, "its epoch broke twice, for no known cause")
             for node_id in {**settled, **outcome.lost}:
-                await self._settle(waiting.pop(node_id), outcome, latest)
+                await self._settle(waiting.pop(node_id), outcome, staged)
             total.installed.update(outcome.installed)
             total.lost.update(outcome.lost)
             total.rejected.update(outcome.rejected)
         return total
 
-    async def _round(self, latest: _Latest, members: Sequence[Member]) -> _Outcome:
+    async def _round(self, staged: Staged, members: Sequence[Member]) -> _Outcome:
         outcome = _Outcome()
-        clients = [self._client(m) for m in members]
+        clients = [self._roster.client(m) for m in members]
         seated = [c for c in clients if c.member.transport == "broadcast"]
         epoch: Epoch | None = None
         if seated:
+            backend = common_backend(self._settings.backends, [c.member for c in seated])
+            outcome.rejected = _unable(backend, seated)
+            if outcome.rejected:
+                return outcome
             try:
-                epoch = await self._epoch_of(seated)
+                epoch = await self._epoch_of(seated, backend)
             except MembersLost as error:
                 outcome.lost.update(error.lost)
                 return outcome
             except EpochBroken as error:
-                log.warning("epoch broke while it formed", extra={"reason": str(error)})
+                log.warning("a %s epoch broke while it formed: %s", backend, error)
+                # such as two processes on one GPU, which NCCL refuses
+                self._settings = replace(self._settings, backends=("gloo",))
                 return outcome
         number = epoch.number if epoch is not None else self._number
-        bare = WeightManifest(latest.manifest.version, (), latest.manifest.bucket_bytes)
+        bare = WeightManifest(staged.manifest.version, (), staged.manifest.bucket_bytes)
         calls: dict[asyncio.Task[InstallReport], MemberClient] = {}
         for client in clients:
-            manifest = latest.manifest if client.member.transport == "broadcast" else bare
+            manifest = staged.manifest if client.member.transport == "broadcast" else bare
             install = client.install(number, manifest, self._settings.timeout_s)
             calls[asyncio.create_task(install)] = client
         try:
-            await self._broadcast(epoch, latest, calls)
+            await self._broadcast(epoch, staged, calls)
             for call, client in calls.items():
-                _judge(call, client, latest, outcome)
+                _judge(call, client, staged, outcome)
         finally:
             for call in calls:
                 call.cancel()
@@ -212,14 +227,14 @@ class Publisher:
     async def _broadcast(
         self,
         epoch: Epoch | None,
-        latest: _Latest,
+        staged: Staged,
         calls: Mapping[asyncio.Task[InstallReport], MemberClient],
     ) -> None:
         """Returns when the calls are answered, or a broken broadcast left some silent."""
         broken = False
         if epoch is not None:
             try:
-                await epoch.send(latest.manifest, latest.tensors)
+                await epoch.send(staged.manifest, staged.tensors)
             except EpochBroken as error:
                 log.warning("broadcast broke", extra={"reason": str(error)})
                 broken = True
@@ -229,20 +244,21 @@ class Publisher:
         else:
             await asyncio.wait(calls)
 
-    async def _epoch_of(self, seated: Sequence[MemberClient]) -> Epoch:
-        seats = frozenset(_key(c.member) for c in seated)
+    async def _epoch_of(self, seated: Sequence[MemberClient], backend: Backend) -> Epoch:
+        seats = frozenset(c.member.key for c in seated)
         if self._epoch is not None:
             if not self._epoch.broken and self._epoch.seats == seats:
                 return self._epoch
             self._close_epoch()
         self._number += 1
         started = time.monotonic()
-        self._epoch = await Epoch.form(self._number, self._settings, seated)
+        self._epoch = await Epoch.form(self._number, self._settings, seated, backend)
         await self._on_event(
             "epoch_formed",
-            f"weight group epoch {self._number} stands with {len(seated)} nodes",
+            f"weight group epoch {self._number} stands with {len(seated)} nodes ({backend})",
             epoch=self._number,
             nodes=sorted(c.member.node_id for c in seated),
+            backend=backend,
             seconds=time.monotonic() - started,
         )
         return self._epoch
@@ -252,87 +268,53 @@ class Publisher:
         if epoch is not None:
             epoch.close()
 
-    # -- who is in
-
-    async def _eligible(self) -> list[Member]:
-        members = await self._members()
-        present = {_key(m) for m in members}
-        for key in [k for k in self._clients if k not in present]:
-            await self._clients.pop(key).close()
-            self._have.pop(key, None)
-            self._excluded.pop(key, None)
-        now = time.monotonic()
-        return [m for m in members if self._excluded.get(_key(m), (0.0, 0.0))[0] <= now]
-
-    def _client(self, member: Member) -> MemberClient:
-        key = _key(member)
-        if key not in self._clients:
-            self._clients[key] = MemberClient(self._settings.job_id, member)
-        return self._clients[key]
-
-    async def _settle(self, member: Member, outcome: _Outcome, latest: _Latest) -> None:
-        key, node_id = _key(member), member.node_id
+    async def _settle(self, member: Member, outcome: _Outcome, staged: Staged) -> None:
+        node_id, version = member.node_id, staged.manifest.version
         if node_id in outcome.installed:
-            new = key not in self._have
-            self._have[key] = latest.manifest.version
-            self._excluded.pop(key, None)
-            if new:
-                text = f"node {node_id} has its first weights"
-                await self._on_event("member_joined", text, node_id=node_id)
-            return
-        self._have.pop(key, None)
-        rejected = node_id in outcome.rejected
-        why = outcome.rejected[node_id] if rejected else outcome.lost[node_id]
-        # a lost node that is still announced gets another chance, ever more seldom
-        last_s = self._excluded.get(key, (0.0, self._settings.timeout_s / 2))[1]
-        pause_s = math.inf if rejected else min(2 * last_s, _MAX_EXCLUSION_S)
-        self._excluded[key] = (time.monotonic() + pause_s, pause_s)
-        await self._on_event(
-            "member_lost",
-            f"node {node_id} is left out: {why}",
-            node_id=node_id,
-            reason="weight_mismatch" if rejected else "lost",
-            level="error" if rejected else "warning",
-            version=latest.manifest.version,
-        )
+            self._roster.installed(member, version, by_broadcast=True)
+        elif node_id in outcome.rejected:
+            self._roster.refuse(member)
+            await tell_refused(self._on_event, member, version, outcome.rejected[node_id])
+        else:
+            self._roster.missed(member)
+            await tell_missed(self._on_event, member, version, outcome.lost[node_id])
 
 
 def _judge(
-    call: asyncio.Task[InstallReport], client: MemberClient, latest: _Latest, outcome: _Outcome
+    call: asyncio.Task[InstallReport], client: MemberClient, staged: Staged, outcome: _Outcome
 ) -> None:
     node_id = client.member.node_id
     if not call.done():
         outcome.lost[node_id] = "did not answer in time"
         return
-    error = call.exception()
-    if error is None:
+    try:
         report = call.result()
-        if client.member.transport == "broadcast" and report.digest != latest.digest:
-            outcome.rejected[node_id] = (
-                f"reports digest {report.digest} of version {report.version}, not {latest.digest}"
-            )
-        else:
-            outcome.installed[node_id] = report
-    elif isinstance(error, WeightMismatch):
+        check_report(report, client.member, staged)
+    except WeightMismatch as error:
         outcome.rejected[node_id] = str(error)
-    elif isinstance(error, HeadwayError):
-        # a survivor of a broken epoch stays for the next round
-        if not isinstance(error, EpochBroken):
-            outcome.lost[node_id] = str(error)
+    except EpochBroken:
+        pass  # a survivor of a broken epoch stays for the next round
+    except HeadwayError as error:
+        outcome.lost[node_id] = str(error)
     else:
-        raise error
+        outcome.installed[node_id] = report
 
 
-def _report(latest: _Latest, outcome: _Outcome, started: float) -> PublishReport:
+def _report(staged: Staged, outcome: _Outcome, started: float) -> PublishReport:
     return PublishReport(
-        latest.manifest.version,
+        staged.manifest.version,
         outcome.installed,
         outcome.lost,
         outcome.rejected,
-        sum(spec_bytes(spec) for spec in latest.manifest.tensors),
+        sum(spec_bytes(spec) for spec in staged.manifest.tensors),
         time.monotonic() - started,
     )
 
 
-def _key(member: Member) -> Key:
-    return member.node_id, member.address
+def _unable(backend: Backend, seated: Sequence[MemberClient]) -> dict[str, str]:
+    return {
+        c.member.node_id: f"it offers {', '.join(c.member.backends) or 'no backend'}; the weight"
+        f" group needs {backend}: give it a torch with {backend}"
+        for c in seated
+        if backend not in c.member.backends
+    }

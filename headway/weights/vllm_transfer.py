@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,7 +80,20 @@ class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         if group is None:
             raise EpochBroken("this node has no seat in a weight group; invite it again")
         self._manifest = None
-        self._begin(lambda: self._receive(group, manifest), lambda digest: digest)
+        # a model that does not fit still takes the broadcast to its end: the
+        # other members of the epoch must not pay for it
+        self._begin(
+            lambda: self._take_in(manifest, lambda s: s.receive(group, manifest, group.device)),
+            lambda digest: digest,
+        )
+
+    def begin_read(self, path: Path, manifest: WeightManifest) -> None:
+        """Starts to read one version from a snapshot's file and to verify it."""
+        self._manifest = None
+        self._begin(
+            lambda: self._take_in(manifest, lambda s: s.read(path, manifest)),
+            lambda digest: digest,
+        )
 
     def poll(self) -> tuple[bool, str]:
         """(done, result) of what was begun: a receive's result is its combined digest.
@@ -107,11 +121,9 @@ class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         self._group = group
         return ""
 
-    def _receive(self, group: WeightGroup, manifest: WeightManifest) -> str:
+    def _take_in(self, manifest: WeightManifest, fill: Callable[[Staging], None]) -> str:
         staging = self._staging
-        # a model that does not fit still takes the broadcast to its end: the
-        # other members of the epoch must not pay for it
-        staging.receive(group, manifest, self._device)
+        fill(staging)
         check_covers(manifest, self._expected, self._tied, "the rollout node's model")
         digest = check_digests(manifest, staging.digests, "what arrived")
         self._manifest = manifest

@@ -7,6 +7,7 @@ error travels as its kind and its message.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from headway.errors import HeadwayError
@@ -35,9 +36,15 @@ class WeightWorker:
         self, version: int, bucket_bytes: int, tensors: list[list[Any]]
     ) -> Reply:
         """Starts to receive a version; `tensors` are [name, dtype, shape, digest]."""
-        specs = tuple(TensorSpec(n, d, tuple(s), h) for n, d, s, h in tensors)
-        manifest = WeightManifest(version, specs, bucket_bytes)
+        manifest = _manifest(version, bucket_bytes, tensors)
         return _reply(lambda: self.weight_transfer_engine.begin_receive(manifest))
+
+    def headway_begin_read(
+        self, path: str, version: int, bucket_bytes: int, tensors: list[list[Any]]
+    ) -> Reply:
+        """Starts to read a version from a snapshot's file."""
+        manifest = _manifest(version, bucket_bytes, tensors)
+        return _reply(lambda: self.weight_transfer_engine.begin_read(Path(path), manifest))
 
     def headway_poll(self) -> Reply:
         """`done` and `digest` of what was begun."""
@@ -67,6 +74,11 @@ class WeightWorker:
     def headway_leave(self) -> Reply:
         """Leaves the epoch."""
         return _reply(self.weight_transfer_engine.leave)
+
+
+def _manifest(version: int, bucket_bytes: int, tensors: list[list[Any]]) -> WeightManifest:
+    specs = tuple(TensorSpec(n, d, tuple(s), h) for n, d, s, h in tensors)
+    return WeightManifest(version, specs, bucket_bytes)
 
 
 def _reply(call: Callable[[], Reply | None]) -> Reply:

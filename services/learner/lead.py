@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -20,8 +22,10 @@ from headway.lifecycle import end_tasks
 from headway.patience import patiently
 from headway.redis_client import connect
 from headway.report import write_report
+from headway.rpc import grpc_server
 from headway.telemetry import get_logger
 from headway.weights.publisher import Publisher
+from headway.weights.snapshot import Offers, SharedFolder, SnapshotServer
 from services.learner import environment
 from services.learner.checkpoint import Checkpointer
 from services.learner.collective import COLLECTIVE_TIMEOUT
@@ -70,6 +74,7 @@ class Lead:
         self._ledger = RedisLedger(self._redis, settings.job_id)
         self._events = Events(Journal(self._redis, settings.job_id))
         self._publisher: Publisher | None = None
+        self._open = AsyncExitStack()  # what is closed at the end
 
     async def run(self) -> int:
         """The job from start to end. Every way out leaves a readable run folder."""
@@ -128,7 +133,7 @@ class Lead:
         saves = checkpointer(spec, folder)
         crew = Crew(trainer, share, saves, settings.world)
         start = await find_start(spec, self._ledger, crew, stream, folder, self._events)
-        self._publisher = self._new_publisher()
+        self._publisher = await self._new_publisher()
         parts = Parts(
             spec=spec,
             ledger=self._ledger,
@@ -143,7 +148,7 @@ class Lead:
         self._reporter.update(step=start.step)
         return parts, Loop(parts, start.step, start.committed, start.nonfinite)
 
-    def _new_publisher(self) -> Publisher:
+    async def _new_publisher(self) -> Publisher:
         async def on_event(kind: str, message: str, **fields: Any) -> None:
             self._events.add(kind, message, **fields)
 
@@ -151,11 +156,23 @@ class Lead:
             self._settings.job_id,
             lambda: patiently(self._ledger.members),
             on_event,
-            backend="nccl" if torch.cuda.is_available() else "gloo",
+            await self._offers(),
+            backends=("nccl", "gloo") if torch.cuda.is_available() else ("gloo",),
             device=device_of(0),
             host=self._settings.host,
             timeout_s=self._spec.rollout.update_timeout_s,
         )
+
+    async def _offers(self) -> Offers:
+        """How nodes that join late get at weights."""
+        job_id, shared = self._settings.job_id, self._spec.rollout.snapshot_dir
+        if shared is not None:
+            return SharedFolder(Path(shared), job_id)
+        server = SnapshotServer(job_id)
+        host = self._settings.host
+        port = await self._open.enter_async_context(grpc_server(host, 0, server.register))
+        server.address = f"{host}:{port}"
+        return server
 
     async def _wind_up(self, code: int) -> None:
         """Ends what is shared with others; each part is tried whatever befell the rest."""
@@ -163,6 +180,7 @@ class Lead:
             await _tried("closing the ledger", patiently(self._ledger.close))
         if self._publisher is not None:
             await _tried("closing the weight group", self._publisher.close())
+        await _tried("closing the snapshot server", self._open.aclose())
         await _tried("writing the journal", self._events.flush())
         await _tried("writing the report", asyncio.to_thread(write_report, self._folder.path))
 

@@ -57,7 +57,7 @@ class Publishes(Protocol):
         """Returns when every live member has installed the version."""
 
     async def admit(self) -> Any:
-        """Lets in nodes that joined, at the newest version."""
+        """Lets nodes that lack the newest version catch up; waits for none."""
 
     async def close(self) -> None:
         """Ends the weight group."""

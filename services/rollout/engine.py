@@ -8,6 +8,7 @@ tests/contract/test_engine.py, runs over both.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 from headway.messages import Completion, EpochInvite, InstallReport, WeightManifest
@@ -30,6 +31,10 @@ class Engine(Protocol):
 
     transport: Literal["broadcast", "none"]
 
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Backends of torch.distributed that it can join a weight group with."""
+
     async def start(self) -> None:
         """Loads the model; returns when it can sample."""
 
@@ -49,6 +54,15 @@ class Engine(Protocol):
 
         Raises WeightMismatch (tensor named) or EpochBroken. After either the engine
         samples nothing until a later install succeeds.
+        """
+
+    async def install_snapshot(
+        self, manifest: WeightManifest, path: Path, timeout_s: float
+    ) -> InstallReport:
+        """As `install`, from a file of the version's packed buckets; needs no seat.
+
+        Errors before the version is loaded (Unavailable: no such file; WeightMismatch) leave
+        the older one sampling.
         """
 
     async def leave(self) -> None:

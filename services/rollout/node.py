@@ -30,6 +30,7 @@ from headway.messages import EpochInvite, InstallReport, WeightManifest
 from headway.pb import fleet_pb2
 from headway.reward_client import RewardClient
 from headway.telemetry import get_logger
+from headway.weights.snapshot import snapshot_at_hand
 from services.rollout.engine import Engine
 from services.rollout.engines import EngineKeeper, EngineSettings
 from services.rollout.lane import Lane
@@ -216,6 +217,32 @@ class RolloutNode:
             return report
 
         return await self._lane.run(install, timeout_s)
+
+    async def catch_up(
+        self, job_id: str, manifest: WeightManifest, address: str, timeout_s: float
+    ) -> InstallReport:
+        """Fetches a version that others have, and installs it; needs no seat.
+
+        The older version goes on sampling until then, and when the fetch fails.
+        """
+        post, _, _ = self._serving(job_id)
+        shared = parse_job(json.loads(post.assignment.spec_json)).rollout.snapshot_dir
+
+        async def install() -> InstallReport:
+            _, engine, runner = self._serving(job_id)
+            try:
+                report = await engine.install_snapshot(manifest, path, timeout_s)
+            except HeadwayError as error:
+                if isinstance(error, WeightMismatch) or engine.version is None:
+                    runner.install_failed(error)
+                raise
+            runner.installed(report.version)
+            self.on_change()
+            return report
+
+        # not in the lane: a slow stream must hold up neither a drain nor other weight calls
+        async with snapshot_at_hand(job_id, manifest, address, shared, timeout_s) as path:
+            return await self._lane.run(install, timeout_s)
 
     async def leave(self, job_id: str) -> None:
         """Gives the seat up; safe to repeat."""

@@ -50,6 +50,20 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             version=report.version, digest=report.digest, pause_s=report.pause_s
         )
 
+    async def CatchUp(
+        self, request: rollout_pb2.CatchUpRequest, context: grpc.aio.ServicerContext
+    ) -> rollout_pb2.CatchUpResponse:
+        """Returns when the version is fetched, verified and samples."""
+        report = await self._node.catch_up(
+            request.job_id,
+            manifest_from_pb(request.manifest),
+            request.snapshot_address,
+            request.timeout_s,
+        )
+        return rollout_pb2.CatchUpResponse(
+            version=report.version, digest=report.digest, pause_s=report.pause_s
+        )
+
     async def LeaveWeightGroup(
         self, request: rollout_pb2.LeaveWeightGroupRequest, context: grpc.aio.ServicerContext
     ) -> rollout_pb2.LeaveWeightGroupResponse:

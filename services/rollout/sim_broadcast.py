@@ -6,7 +6,9 @@ Nothing is made of the tensors; they are received, hashed and compared with the 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Literal
 
 from headway.errors import EpochBroken, HeadwayError
@@ -22,6 +24,7 @@ class BroadcastSimEngine(SimEngine):
     """Keeps the Engine protocol over real process groups. Needs torch, and no model."""
 
     transport: Literal["broadcast", "none"] = "broadcast"
+    backends: tuple[str, ...] = ("gloo",)
 
     def __init__(self, settings: SimSettings) -> None:
         super().__init__(settings)
@@ -38,14 +41,20 @@ class BroadcastSimEngine(SimEngine):
     async def install(self, manifest: WeightManifest, timeout_s: float) -> InstallReport:
         """Receives and verifies a version while sampling goes on, then sets it."""
         group = self._group
-        loop = asyncio.get_running_loop()
         try:
             if group is None:
                 raise EpochBroken("this node has no seat in a weight group; invite it again")
-            await loop.run_in_executor(self._pool, self._receive, group, manifest)
+            await self._take_in(manifest, lambda s: s.receive(group, manifest, "cpu"))
         except HeadwayError:
             self._stand_still()
             raise
+        return await super().install(manifest, timeout_s)
+
+    async def install_snapshot(
+        self, manifest: WeightManifest, path: Path, timeout_s: float
+    ) -> InstallReport:
+        """Reads and verifies a version while sampling goes on, then sets it."""
+        await self._take_in(manifest, lambda s: s.read(path, manifest))
         return await super().install(manifest, timeout_s)
 
     async def leave(self) -> None:
@@ -60,6 +69,7 @@ class BroadcastSimEngine(SimEngine):
         await self.leave()
         self._pool.shutdown(wait=False)
 
-    def _receive(self, group: WeightGroup, manifest: WeightManifest) -> None:
-        self._staging.receive(group, manifest, "cpu")
+    async def _take_in(self, manifest: WeightManifest, fill: Callable[[Staging], None]) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._pool, fill, self._staging)
         check_digests(manifest, self._staging.digests, "what arrived")

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import xxhash
@@ -71,6 +72,7 @@ class SimEngine:
     """Keeps the Engine protocol without a model. Sampling starts with the first install."""
 
     transport: Literal["broadcast", "none"] = "none"
+    backends: tuple[str, ...] = ()
 
     def __init__(self, settings: SimSettings | None = None) -> None:
         self._settings = settings or SimSettings()
@@ -131,6 +133,12 @@ class SimEngine:
             digest=xxhash.xxh3_128_hexdigest(digests.encode()),
             pause_s=loop.time() - stood_since,
         )
+
+    async def install_snapshot(
+        self, manifest: WeightManifest, path: Path, timeout_s: float
+    ) -> InstallReport:
+        """As `install`: there is nothing to read."""
+        return await self.install(manifest, timeout_s)
 
     async def leave(self) -> None:
         """Nothing to leave."""

@@ -48,6 +48,7 @@ class VllmEngine:
         self._slots = asyncio.Semaphore(self._config.max_num_seqs)
         self._clock = BusyClock()
         self._num_tokens = 0
+        self._num_installs = 0
 
     async def start(self) -> None:
         """Loads the model and starts vLLM's processes. InvalidSpec: no usable folder."""
@@ -92,22 +93,37 @@ class VllmEngine:
         """
         async with self._weights:
             try:
-                rows = [[t.name, t.dtype, list(t.shape), t.digest] for t in manifest.tensors]
-                await self._call(
-                    "headway_begin_receive", manifest.version, manifest.bucket_bytes, rows
-                )
+                await self._call("headway_begin_receive", *_rows(manifest))
                 digest = await self._wait_done(timeout_s, f"version {manifest.version}")
-                pause_s = await self._load(manifest.version)
+                return await self._load(manifest.version, digest)
             except BaseException:
                 await asyncio.shield(self._stop_sampling())
                 raise
-        log.info("weights installed", extra={"version": manifest.version, "pause_s": pause_s})
-        return InstallReport(manifest.version, digest, pause_s)
+
+    async def install_snapshot(
+        self, manifest: WeightManifest, path: Path, timeout_s: float
+    ) -> InstallReport:
+        """Reads and verifies while sampling goes on, then pauses, loads, verifies and resumes."""
+        async with self._weights:
+            await self._call("headway_begin_read", str(path), *_rows(manifest))
+            digest = await self._wait_done(timeout_s, f"the snapshot of {manifest.version}")
+            try:
+                return await self._load(manifest.version, digest)
+            except BaseException:
+                await asyncio.shield(self._stop_sampling())
+                raise
 
     async def leave(self) -> None:
         """Leaves the weight group; safe to repeat."""
         if self._llm is not None:
             await self._call("headway_leave")
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Gloo, and NCCL on a GPU."""
+        from vllm.platforms import current_platform
+
+        return ("gloo",) if current_platform.is_cpu() else ("gloo", "nccl")
 
     @property
     def version(self) -> int | None:
@@ -170,8 +186,10 @@ class VllmEngine:
             async with self._admission:
                 if not self._open.is_set():
                     continue
-                # salted by version: keys and values of older weights are never found again
-                prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": f"v{self._version}"}
+                # salted by install: keys and values of older weights are never found again, nor
+                # those of the same version of an earlier job
+                salt = f"w{self._num_installs}"
+                prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": salt}
                 queue = await translated(self._llm.add_request(request_id, prompt, params))
                 break
         self._clock.change(in_flight=+1)
@@ -186,8 +204,8 @@ class VllmEngine:
 
     # -- weights
 
-    async def _load(self, version: int) -> float:
-        """Installs the staged version; the seconds in which sampling stood still."""
+    async def _load(self, version: int, digest: str) -> InstallReport:
+        """Installs the staged version."""
         async with self._admission:
             self._open.clear()
             # requests in flight keep their keys and values and go on under the new weights
@@ -198,9 +216,12 @@ class VllmEngine:
             await translated(self._llm.update_weight_version(str(version)))
             await translated(self._llm.resume_generation())
             self._version = version
+            self._num_installs += 1
             self._clock.change(held=False)
             self._open.set()
-            return time.monotonic() - started
+            pause_s = time.monotonic() - started
+        log.info("weights installed", extra={"version": version, "pause_s": pause_s})
+        return InstallReport(version, digest, pause_s)
 
     async def _stop_sampling(self) -> None:
         self._version = None
@@ -232,3 +253,9 @@ class VllmEngine:
         if not reply["ok"]:
             raise error_of(reply["kind"], reply["message"])
         return reply
+
+
+def _rows(manifest: WeightManifest) -> tuple[int, int, list[list[Any]]]:
+    """A manifest as vLLM's worker takes it."""
+    rows: list[list[Any]] = [[t.name, t.dtype, list(t.shape), t.digest] for t in manifest.tensors]
+    return manifest.version, manifest.bucket_bytes, rows

@@ -78,7 +78,8 @@ def _version(label: str) -> int:
 
 def error_of(kind: str, message: str) -> HeadwayError:
     """The error that a worker's reply stands for."""
-    for cls in (errors.WeightMismatch, errors.EpochBroken, errors.InvalidSpec, DeadlineExceeded):
+    known = errors.WeightMismatch, errors.EpochBroken, errors.InvalidSpec, DeadlineExceeded
+    for cls in (*known, Unavailable):
         if cls.kind == kind:
             return cls(message)
     return HeadwayError(message)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import secrets
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +77,7 @@ class JobRunner:
         )
         self._slots = max(1, spec.rollout.max_num_seqs // spec.rollout.n)
         self._max_scoring = 2 * self._slots
+        self._session = secrets.token_hex(8)
         self._num_members = 1
         self._held: dict[int, _Held] = {}  # by lease token
         self._version: int | None = None
@@ -207,8 +209,15 @@ class JobRunner:
         await patiently(lambda: self._ledger.withdraw(self._settings.node_id))
 
     async def _announce(self) -> None:
-        settings, transport = self._settings, self._engine.transport
-        member = Member(settings.node_id, settings.address, transport, self._version)
+        settings, engine = self._settings, self._engine
+        member = Member(
+            settings.node_id,
+            settings.address,
+            engine.transport,
+            self._version,
+            engine.backends,
+            self._session,
+        )
         await patiently(lambda: self._ledger.announce(member, settings.member_ttl_s))
 
     # -- tickets

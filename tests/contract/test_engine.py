@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,9 +11,10 @@ import pytest
 import pytest_asyncio
 import torch
 
-from headway.errors import EpochBroken, Unavailable
+from headway.errors import EpochBroken, Unavailable, WeightMismatch
 from headway.messages import Completion, InstallReport, WeightManifest
-from headway.weights.manifest import build_manifest, combined_digest
+from headway.weights.manifest import bucket_layout, build_manifest, combined_digest
+from headway.weights.transfer import packed
 from services.rollout.engine import Engine, Sampling
 from services.rollout.sim_broadcast import BroadcastSimEngine
 from services.rollout.sim_engine import SimEngine, SimSettings
@@ -34,8 +35,20 @@ class Harness(Protocol):
     async def break_install(self, version: int) -> InstallReport:
         """An install whose weights never arrive."""
 
+    async def install_snapshot(self, version: int, path: Path) -> InstallReport:
+        """A version from a snapshot at `path`; a file that is there is left as it is."""
+
     async def close(self) -> None:
         """Ends the engine."""
+
+
+async def from_file(
+    engine: Engine, version: int, tensors: Mapping[str, Any], path: Path
+) -> InstallReport:
+    manifest = build_manifest(version, tensors)
+    if not path.exists():
+        path.write_bytes(b"".join(packed(b, tensors).numpy() for b in bucket_layout(manifest)))
+    return await engine.install_snapshot(manifest, path, 20.0)
 
 
 class SimHarness:
@@ -47,6 +60,9 @@ class SimHarness:
 
     async def break_install(self, version: int) -> InstallReport:
         return await self.engine.install(WeightManifest(version, (), 1), 0.001)
+
+    async def install_snapshot(self, version: int, path: Path) -> InstallReport:
+        return await self.engine.install_snapshot(WeightManifest(version, (), 1), path, 5.0)
 
     async def close(self) -> None:
         await self.engine.close()
@@ -68,6 +84,9 @@ class BroadcastSimHarness:
         await self.sender.form()
         self.sender.close()
         return await self.engine.install(build_manifest(version, {"w": torch.zeros(7)}), 5.0)
+
+    async def install_snapshot(self, version: int, path: Path) -> InstallReport:
+        return await from_file(self.engine, version, {"w": torch.zeros(7)}, path)
 
     async def close(self) -> None:
         self.sender.close()
@@ -92,6 +111,9 @@ class VllmHarness:
         await self.sender.form()
         self.sender.close()
         return await self.engine.install(build_manifest(version, self.tensors[0]), 5.0)
+
+    async def install_snapshot(self, version: int, path: Path) -> InstallReport:
+        return await from_file(self.engine, version, self.tensors[version % 2], path)
 
     async def close(self) -> None:
         self.sender.close()
@@ -242,6 +264,27 @@ async def test_the_report_carries_the_combined_digest(harness: Harness) -> None:
         assert report.digest == combined_digest([])
     else:
         assert len(report.digest) == 32 and report.digest != combined_digest([])
+
+
+async def test_a_snapshot_needs_no_seat_and_a_bad_one_changes_nothing(
+    harness: Harness, tmp_path: Path
+) -> None:
+    engine = harness.engine
+    await engine.leave()
+    report = await harness.install_snapshot(60, tmp_path / "whole")
+    assert engine.version == report.version == 60
+    if engine.transport == "broadcast":
+        data = bytearray((tmp_path / "whole").read_bytes())
+        data[0] ^= 1
+        (tmp_path / "spoilt").write_bytes(data)
+        (tmp_path / "cut").write_bytes(data[:-1])
+        for name, error in (("spoilt", WeightMismatch), ("cut", Unavailable)):
+            with pytest.raises(error):
+                await harness.install_snapshot(60, tmp_path / name)
+    assert engine.version == 60
+    after = await engine.generate("after", PROMPT, 2, Sampling(max_tokens=4), 1)
+    assert {c.oldest_version for c in after} == {60}
+    assert (await harness.install(61)).version == 61  # and takes a seat again
 
 
 async def test_leaving_and_closing_repeat_and_end_it(harness: Harness) -> None:

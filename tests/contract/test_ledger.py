@@ -164,7 +164,7 @@ async def test_members_come_and_go(stand):
     await ledger.announce(b, 60)  # before the learner has opened the ledger
     await ledger.announce(a, 60)
     assert await stand.another_process().members() == (a, b)
-    newer = Member("a", "127.0.0.1:9", "broadcast", 4)
+    newer = Member("a", "127.0.0.1:9", "broadcast", 4, ("gloo", "nccl"), "5e551")
     await ledger.announce(newer, 60)
     await ledger.withdraw("b")
     await ledger.withdraw("unknown")

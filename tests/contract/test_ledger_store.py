@@ -56,10 +56,23 @@ async def test_the_key_table_is_the_truth(client, job_id):
 
 async def test_a_closed_ledger_goes_in_time(client, job_id):
     ledger = await busy_ledger(client, job_id)
-    assert {await client.ttl(key) for key in ledger_keys(job_id)} == {-1}
+    announced = {job_key(job_id, "members"), job_key(job_id, "members_until")}
+    for key in ledger_keys(job_id):
+        assert 50 < await client.ttl(key) <= 60 if key in announced else await client.ttl(key) == -1
     await ledger.close()
     left = [await client.ttl(key) for key in ledger_keys(job_id)]
     assert min(left) > RETENTION_S - 600 and max(left) <= RETENTION_S
+
+
+async def test_an_announcement_after_the_close_is_not_kept_for_ever(client, job_id):
+    ledger = await busy_ledger(client, job_id)
+    await ledger.withdraw("a")
+    await ledger.close()
+    await ledger.announce(Member("b", "127.0.0.1:1", "none"), 60)
+    await ledger.announce(Member("c", "127.0.0.1:2", "none"), 1)  # does not cut b's time
+    for name in ("members", "members_until"):
+        assert 50 < await client.ttl(job_key(job_id, name)) <= 60
+    assert [m.node_id for m in await ledger.members()] == ["b", "c"]
 
 
 async def test_nothing_is_left_of_tickets_that_are_trimmed(client, job_id):

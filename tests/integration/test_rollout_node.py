@@ -25,10 +25,11 @@ async def test_two_nodes_serve_one_job_and_updates_split_completions(valkey_url,
         slow = {"lengths": "uniform:60", "rate": "40"}
         await asyncio.gather(it.node("node-a", **slow), it.node("node-b", **slow))
         members = await learner.members(2)
-        assert members == (
-            Member("node-a", it.nodes["node-a"].address, "none", None),
-            Member("node-b", it.nodes["node-b"].address, "none", None),
+        assert members == tuple(
+            Member(node_id, it.nodes[node_id].address, "none", None, (), member.session)
+            for node_id, member in zip(("node-a", "node-b"), members, strict=True)
         )
+        assert len({m.session for m in members} - {""}) == 2
         assert (await learner.ledger.counts()).issued == 40  # no claim before the first weights
         reports = await learner.install(0, members)
         assert [r.version for r in reports] == [0, 0]

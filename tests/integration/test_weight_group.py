@@ -1,99 +1,37 @@
-"""Weight groups over real processes: broadcasts, deaths, hangs, newcomers."""
+"""Weight groups over real processes: broadcasts, deaths, hangs."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 
 from headway.errors import EpochBroken, WeightMismatch
-from headway.ledger.api import Member
 from headway.messages import EpochInvite
 from headway.weights.group import Rendezvous, WeightGroup
-from headway.weights.manifest import build_manifest, combined_digest
-from headway.weights.publisher import Publisher
-
-TIMEOUT_S = 4.0
-BUCKET = 1 << 16
-# larger than the sockets' buffers: a lost member surely stops the broadcast of these
-LARGE = {f"t{i}": (1 << 20,) for i in range(8)}
-SHAPES = {"a": (40, 1000), "b": (3,), "c": (90_000,), "d": (7, 11)}  # float32: 6 buckets
-
-
-def tensors(seed: int, shapes: dict[str, tuple[int, ...]] | None = None) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(seed)
-    return {n: torch.randn(s, generator=generator) for n, s in (shapes or SHAPES).items()}
-
-
-def digest(seed: int, shapes: dict[str, tuple[int, ...]] | None = None) -> str:
-    return combined_digest(t.digest for t in build_manifest(0, tensors(seed, shapes)).tensors)
-
-
-@dataclass
-class Fleet:
-    """Nodes in processes of their own, and who of them is announced."""
-
-    processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
-    members: dict[str, Member] = field(default_factory=dict)
-    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-
-    async def add(
-        self, node_id: str, *fate: str, shapes: dict[str, tuple[int, ...]] | None = None
-    ) -> None:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "tests.support.weight_node", node_id, json.dumps(shapes or SHAPES), *fate),
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        self.processes[node_id] = process
-        port = int(await self.line(node_id))
-        self.members[node_id] = Member(node_id, f"127.0.0.1:{port}", "broadcast")
-
-    async def line(self, node_id: str) -> str:
-        stdout = self.processes[node_id].stdout
-        assert stdout is not None
-        return (await asyncio.wait_for(stdout.readline(), 60)).decode().strip()
-
-    async def announced(self) -> list[Member]:
-        return list(self.members.values())
-
-    async def on_event(self, kind: str, message: str, **fields: Any) -> None:
-        self.events.append((kind, fields))
-
-    def kinds(self, kind: str) -> list[dict[str, Any]]:
-        return [fields for k, fields in self.events if k == kind]
-
-    def publisher(self) -> Publisher:
-        return Publisher(
-            "job", self.announced, self.on_event, timeout_s=TIMEOUT_S, bucket_bytes=BUCKET
-        )
-
-    async def end(self) -> None:
-        for process in self.processes.values():
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+from tests.support.weight_fleet import (
+    LARGE,
+    SHAPES,
+    TIMEOUT_S,
+    WeightFleet,
+    digest,
+    tensors,
+    weight_fleet,
+)
 
 
 @pytest.fixture
-async def fleet() -> AsyncIterator[Fleet]:
-    fleet = Fleet()
-    yield fleet
-    await fleet.end()
+async def fleet() -> AsyncIterator[WeightFleet]:
+    async with weight_fleet() as fleet:
+        yield fleet
 
 
-async def test_every_member_of_three_gets_the_very_bytes(fleet: Fleet) -> None:
+async def test_every_member_of_three_gets_the_very_bytes(fleet: WeightFleet) -> None:
     await asyncio.gather(fleet.add("n1"), fleet.add("n2"))
     publisher = fleet.publisher()
     for version in (0, 1):
@@ -102,91 +40,89 @@ async def test_every_member_of_three_gets_the_very_bytes(fleet: Fleet) -> None:
         assert {r.digest for r in report.installed.values()} == {digest(version)}
         assert report.num_bytes == 4 * (40_000 + 3 + 90_000 + 77)
         for node_id in ("n1", "n2"):
-            assert await fleet.line(node_id) == f"{version} {digest(version)}"
+            assert await fleet.line(node_id) == f"broadcast {version} {digest(version)}"
     await publisher.close()
-    # one epoch served both versions, and each node joined once
-    assert [e["nodes"] for e in fleet.kinds("epoch_formed")] == [["n1", "n2"]]
-    assert sorted(e["node_id"] for e in fleet.kinds("member_joined")) == ["n1", "n2"]
+    # one epoch served both versions, and nobody had to catch up
+    assert fleet.epochs() == [["n1", "n2"]]
+    assert not fleet.kinds("weights_missed") and not fleet.kinds("weights_caught_up")
 
 
-@pytest.mark.parametrize("fate", ["die", "hang"])
-async def test_a_member_lost_in_mid_broadcast_costs_one_deadline(fleet: Fleet, fate: str) -> None:
+@pytest.mark.parametrize(("fate", "when"), [("die", "3"), ("hang", "3"), ("die", "install")])
+async def test_a_member_lost_in_a_broadcast_costs_one_deadline(
+    fleet: WeightFleet, fate: str, when: str
+) -> None:
     await asyncio.gather(
         fleet.add("n1", shapes=LARGE),
-        fleet.add("n2", fate, "3", shapes=LARGE),
+        fleet.add("n2", fate, when, shapes=LARGE),
         fleet.add("n3", shapes=LARGE),
     )
     publisher = fleet.publisher()
     report = await publisher.publish(5, tensors(5, LARGE))
     assert set(report.installed) == {"n1", "n3"} and set(report.lost) == {"n2"}
-    assert await fleet.line("n1") == await fleet.line("n3") == f"5 {digest(5, LARGE)}"
+    whole = f"broadcast 5 {digest(5, LARGE)}"
+    assert await fleet.line("n1") == await fleet.line("n3") == whole
     # the deadline of the broadcast and the survivors' grace, once; not once a survivor
     assert report.seconds < 2 * TIMEOUT_S + 4.0
-    epochs = [e["nodes"] for e in fleet.kinds("epoch_formed")]
     # a survivor that had it all before the break need not take it again
+    epochs = fleet.epochs()
     assert epochs[0] == ["n1", "n2", "n3"] and len(epochs) == 2 and "n2" not in epochs[1]
-    assert [e["node_id"] for e in fleet.kinds("member_lost")] == ["n2"]
-    del fleet.members["n2"]
+    assert fleet.nodes("weights_missed") == ["n2"]
+    # still announced, it is asked no more and costs nothing
     again = await publisher.publish(6, tensors(6, LARGE))
-    assert set(again.installed) == {"n1", "n3"}
-    assert fleet.kinds("epoch_formed")[-1]["nodes"] == ["n1", "n3"]
+    assert set(again.installed) == {"n1", "n3"} and not again.lost
+    assert fleet.epochs()[-1] == ["n1", "n3"]
     await publisher.close()
 
 
-async def test_a_node_that_died_before_the_epoch_is_left_out_at_once(fleet: Fleet) -> None:
+async def test_a_node_that_died_before_the_epoch_is_left_out_at_once(fleet: WeightFleet) -> None:
     await asyncio.gather(fleet.add("n1"), fleet.add("n2"))
-    fleet.processes["n2"].send_signal(signal.SIGKILL)
-    await fleet.processes["n2"].wait()
+    await fleet.kill("n2")
     publisher = fleet.publisher()
     report = await publisher.publish(0, tensors(0))
     assert set(report.installed) == {"n1"} and set(report.lost) == {"n2"}
     await publisher.close()
 
 
-async def test_a_newcomer_is_admitted_without_disturbing_the_others(fleet: Fleet) -> None:
-    await fleet.add("n1")
-    publisher = fleet.publisher()
-    await publisher.publish(0, tensors(0))
-    assert await publisher.admit() is None
-    await fleet.add("n2")
-    report = await publisher.admit()
-    assert report is not None and set(report.installed) == {"n2"} and report.version == 0
-    assert await fleet.line("n2") == f"0 {digest(0)}"
-    both = await publisher.publish(1, tensors(1))
-    assert set(both.installed) == {"n1", "n2"}
-    # n1 saw version 0 once only
-    assert await fleet.line("n1") == f"0 {digest(0)}"
-    assert await fleet.line("n1") == f"1 {digest(1)}"
-    await publisher.close()
-
-
-async def test_weights_without_members_wait_for_the_first(fleet: Fleet) -> None:
+async def test_a_node_whose_digests_differ_is_put_out(fleet: WeightFleet) -> None:
+    await asyncio.gather(fleet.add("n1"), fleet.add("n2", "corrupt", "install"))
     publisher = fleet.publisher()
     report = await publisher.publish(0, tensors(0))
-    assert report.installed == {} and report.lost == {}
-    await fleet.add("n1")
-    admitted = await publisher.admit()
-    assert admitted is not None and set(admitted.installed) == {"n1"}
+    assert set(report.installed) == {"n1"} and set(report.rejected) == {"n2"}
+    [told] = fleet.kinds("weights_refused")
+    assert (told["node_id"], told["level"], told["version"]) == ("n2", "error", 0)
+    assert "tensor a: sent" in told["why"]
+    for version in (1, 2):
+        assert set((await publisher.publish(version, tensors(version))).installed) == {"n1"}
+    assert await publisher.admit() == ()  # no second chance for as long as it lives
+    assert fleet.epochs() == [["n1", "n2"], ["n1"]]
     await publisher.close()
 
 
-async def test_s015_a_node_with_another_shape_is_left_out_by_name(fleet: Fleet) -> None:
+async def test_a_node_without_the_groups_backend_is_refused_by_name(fleet: WeightFleet) -> None:
+    await asyncio.gather(fleet.add("n1"), fleet.add("n2"))
+    fleet.members["n2"] = replace(fleet.members["n2"], backends=("nccl",))
+    publisher = fleet.publisher()
+    report = await publisher.publish(0, tensors(0))
+    assert set(report.installed) == {"n1"}
+    assert "it offers nccl; the weight group needs gloo" in report.rejected["n2"]
+    assert [e["backend"] for e in fleet.kinds("epoch_formed")] == ["gloo"]
+    await publisher.close()
+
+
+async def test_s015_a_node_with_another_shape_is_left_out_by_name(fleet: WeightFleet) -> None:
     padded = {**SHAPES, "b": (4,)}
     await asyncio.gather(fleet.add("n1"), fleet.add("n2", shapes=padded))
     publisher = fleet.publisher()
     report = await publisher.publish(0, tensors(0))
     assert set(report.installed) == {"n1"} and set(report.rejected) == {"n2"}
     assert "tensor b" in report.rejected["n2"] and "[4]" in report.rejected["n2"]
-    lost = fleet.kinds("member_lost")
-    assert [(e["node_id"], e["reason"], e["level"]) for e in lost] == [
-        ("n2", "weight_mismatch", "error")
-    ]
+    assert [(e["node_id"], e["level"]) for e in fleet.kinds("weights_refused")] == [("n2", "error")]
     # the broadcast went to its end for the good one: no second epoch was needed
     assert len(fleet.kinds("epoch_formed")) == 1
     await publisher.close()
 
 
-async def test_s015_weights_that_fit_no_node_fail_the_publish(fleet: Fleet) -> None:
+async def test_s015_weights_that_fit_no_node_fail_the_publish(fleet: WeightFleet) -> None:
     await fleet.add("n1", shapes={**SHAPES, "b": (4,)})
     publisher = fleet.publisher()
     with pytest.raises(WeightMismatch, match="tensor b: the learner sends shape"):
