@@ -8,10 +8,11 @@ from typing import Any
 
 from headway.precision import DtypeOrAuto, resolve_dtype
 
-# glibc, in the processes vLLM starts: memory that was freed is kept. By default activations and
-# the scratch of every install go back to the system, and each page is cleared and mapped anew
+# glibc, in the processes vLLM starts: memory that was freed is kept. By default activations go
+# back to the system, and each page is cleared and mapped anew. The largest blocks, embeddings
+# that an install unpacks, do go back: among kept ones they would leave ever new holes
 _MALLOC = {
-    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # as large as glibc allows
     "MALLOC_TRIM_THRESHOLD_": str(64 << 30),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
