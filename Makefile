@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 JOB    ?= examples/quickstart.yaml
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: help install demo test test-gpu check bench protos format clean
+.PHONY: help install demo test test-gpu chaos check bench protos format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,6 +25,9 @@ test: $(READY)  ## all tests that need no GPU
 
 test-gpu: $(READY)  ## the tests that need GPUs
 	$(BIN)/python -m pytest tests/gpu
+
+chaos: $(READY)  ## ten minutes of random kills, pauses and partitions
+	$(BIN)/python -m tests.chaos
 
 check: $(READY)  ## style, types, contracts
 	$(BIN)/ruff check .

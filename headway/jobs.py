@@ -100,6 +100,8 @@ class JobRecord:
     started_at: float | None = None  # first seen running
     ended_at: float | None = None
     attempt: int = 0  # starts on a learner so far
+    best_step: int = 0  # the furthest that any attempt came
+    best_attempt: int = 0  # the last attempt that came further than those before
     learner: str | None = None
     lost_learner: str | None = None  # had the job last; may still come back with it
     rollouts: tuple[str, ...] = ()

@@ -90,11 +90,14 @@ class EmbeddedValkey:
     def start(self) -> str:
         """Starts the server and returns its URL once it answers.
 
-        Conflict when the port is in use, or when another server has the folder;
+        One that ended by itself starts on the same port and data, where its clients look
+        for it. Conflict when the port is in use, or when another server has the folder;
         Unavailable when it does not answer in time, with the end of its log.
         """
-        if self._process is not None:
+        if self.alive():
             return self.url
+        if self._process is not None:
+            self._wanted_port, self._process = self._port, None
         self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._password = _password(self.data_dir / "password")
         lock = _lock(self.data_dir)

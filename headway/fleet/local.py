@@ -71,6 +71,7 @@ class LocalFleet:
         self._children: list[Child] = []
         self._valkey: EmbeddedValkey | None = None
         self._valkey_record: ProcessRecord | None = None
+        self._valkey_restarts = 0
         self._redis_url = spec.redis_url or ""
         self._supervisor = record_of("headway", os.getpid())
 
@@ -87,10 +88,7 @@ class LocalFleet:
             if self.spec.ephemeral:
                 shutil.rmtree(folder, ignore_errors=True)
             self._valkey = EmbeddedValkey(folder)
-            self._valkey.start()
-            self._redis_url = self._valkey.url
-            if self._valkey.pid is not None:
-                self._valkey_record = record_of("valkey", self._valkey.pid)
+            self._start_valkey(self._valkey)
         say("starting the coordinator")
         fleet_port = free_port()
         self._launch("coordinator", fleet_port, self.spec.api_port)
@@ -124,10 +122,15 @@ class LocalFleet:
     def supervise(self, say: Callable[[str], None]) -> None:
         """One look at the children: an ended one is started again, three times at most.
 
-        StartFailed when one ends too often, or when Redis ended.
+        The embedded Redis too, on its data. StartFailed when one ends too often.
         """
-        if self._valkey_record is not None and self._valkey_record.process() is None:
-            raise StartFailed("the embedded Redis server ended; the fleet cannot go on")
+        if self._valkey is not None and not self._valkey.alive():
+            if self._valkey_restarts >= _MAX_RESTARTS:
+                raise StartFailed("the embedded Redis server ended too often")
+            self._valkey_restarts += 1
+            say("the embedded Redis server ended; starting it again on its data")
+            self._start_valkey(self._valkey)
+            self._note(ready=True)
         for child in self._children:
             code = child.exit_code
             if code is None:
@@ -145,6 +148,11 @@ class LocalFleet:
         stop_children(self._children, _STOP_PATIENCE_S, lambda: self._interrupted() > 1)
         if self._valkey is not None:
             self._valkey.stop()
+
+    def _start_valkey(self, valkey: EmbeddedValkey) -> None:
+        self._redis_url = valkey.start()
+        if valkey.pid is not None:
+            self._valkey_record = record_of("valkey", valkey.pid)
 
     def _launch(
         self,

@@ -206,7 +206,10 @@ class Progress:
         """The same state; nothing to log, the learner writes a row a step."""
         if record.ended or (record.step, record.run_dir) == (self.step, self.run_dir):
             return None
-        return Change(replace(record, step=self.step, run_dir=self.run_dir, updated_at=now))
+        new = replace(record, step=self.step, run_dir=self.run_dir, updated_at=now)
+        if self.step > record.best_step:  # not one that is only retraced
+            new = replace(new, best_step=self.step, best_attempt=record.attempt)
+        return Change(new)
 
 
 @dataclass(frozen=True, slots=True)

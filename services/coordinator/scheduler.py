@@ -32,7 +32,7 @@ from services.coordinator.decisions import (
 from services.coordinator.fleet import JobReport, Node, Role
 
 _ROLES: tuple[Role, ...] = ("learner", "rollout", "reward")
-MAX_ATTEMPTS = 3  # starts of a job on a learner before it counts as failed
+MAX_ATTEMPTS = 3  # starts of a job on a learner, without one new step, before it has failed
 _TRIGGERS: dict[str, Trigger] = {"succeeded": "succeed", "failed": "fail", "cancelled": "stop"}
 _LOST = "left or fell silent"
 
@@ -230,9 +230,12 @@ def _may_serve(node: Node, job: JobRecord) -> bool:
 
 
 def _learner_lost(job: JobRecord, node: str, reason: str) -> Decision:
-    if job.attempt < MAX_ATTEMPTS or job.state == "cancelling":
+    fruitless = job.attempt - job.best_attempt
+    if fruitless < MAX_ATTEMPTS or job.state == "cancelling":
         return LoseLearner(job.job_id, node, reason)
-    message = f"learner {node} {reason}, at attempt {job.attempt} of {MAX_ATTEMPTS}"
+    message = (
+        f"learner {node} {reason}, at attempt {fruitless} of {MAX_ATTEMPTS} without a new step"
+    )
     return End(job.job_id, "fail", JobError("node_lost", message), job.step, job.run_dir)
 
 

@@ -155,7 +155,9 @@ def rollout_address(client: HeadwayClient) -> str:
     return next((node["address"] for node in nodes if node["role"] == "rollout"), "")
 
 
-def test_a_killed_rollout_node_is_started_again_and_the_job_goes_on(headway, model, tmp_path):
+def test_killed_rollout_node_and_redis_are_started_again_and_the_job_goes_on(
+    headway, model, tmp_path
+):
     changes = {"trainer__total_training_steps": 200, "rollout__lease_s": 3.0}
     run = sim_run(headway, write_job(tmp_path, model, **changes))
     run.until("step 3/")
@@ -170,6 +172,9 @@ def test_a_killed_rollout_node_is_started_again_and_the_job_goes_on(headway, mod
         while (after := rollout_address(client)) in ("", before):
             pass
     assert after != before
+    (redis,) = (record for record in state.processes if record.name == "valkey")
+    os.kill(redis.pid, signal.SIGKILL)
+    run.until("starting it again on its data")
     assert run.end() == 0, run.output
     assert "succeeded after 200 steps" in run.output
 

@@ -187,6 +187,15 @@ def test_the_third_lost_learner_fails_the_job():
     assert "attempt 3 of 3" in records["j"].error.message
 
 
+def test_attempts_that_came_further_are_not_counted():
+    job_ = job(state="running", learner="l1", attempt=9, step=36, best_step=40, best_attempt=6)
+    retraced = Progress("j", 40, "").apply(job_, 2.0).record
+    assert settle([retraced], [])[0]["j"].error.message.endswith("3 of 3 without a new step")
+    further = Progress("j", 41, "").apply(retraced, 2.0).record
+    assert (further.best_step, further.best_attempt) == (41, 9)
+    assert settle([further], [])[0]["j"].state == "queued"
+
+
 def test_a_learner_that_comes_back_still_at_work_keeps_its_attempt():
     waiting = job(lost_learner="l1", rollouts=("r1",), attempt=1, step=3)
     fleet = [
