@@ -20,28 +20,14 @@ from headway.messages import Group, VersionSpan
 from services.learner import step as step_module
 from services.learner.batch import make_batch, share
 from services.learner.sharding import compute_dtype
-from services.learner.trainer import FsdpTrainer
 from tests.support.learning import completion, group, job, padded_logprobs, random_groups
 from tests.support.tiny_model import build_tiny_model
-
-CPU = torch.device("cpu")
+from tests.support.trainers import CPU, same, trainer, weights
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("model"), seed=3)
-
-
-def trainer(model: Path, **changes) -> FsdpTrainer:
-    return FsdpTrainer(model, job(model, **changes), 0, 1, CPU)
-
-
-def weights(t: FsdpTrainer) -> dict[str, Tensor]:
-    return dict(t.weights())
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
 def reference_loss(

@@ -8,33 +8,19 @@ from threading import Thread
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headway.errors import InvalidSpec
 from services.learner.masters import Masters
-from services.learner.trainer import FsdpTrainer
-from tests.support.learning import job, random_groups
+from tests.support.learning import random_groups
 from tests.support.tiny_model import build_tiny_model
-
-CPU = torch.device("cpu")
+from tests.support.trainers import same, trainer, weights
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("model"), seed=3)
-
-
-def trainer(model: Path, **changes) -> FsdpTrainer:
-    return FsdpTrainer(model, job(model, **changes), 0, 1, CPU)
-
-
-def weights(t: FsdpTrainer) -> dict[str, Tensor]:
-    return dict(t.weights())
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
 def test_weights_are_copies_in_the_rollout_dtype(model):
