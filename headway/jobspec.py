@@ -163,6 +163,9 @@ class TrainerSpec(Section):
     )
     max_ckpt_to_keep: int = Field(default=2, ge=1)
     export: bool = Field(default=True, description="write model/ (Hugging Face) at the end")
+    max_record_gib: float = Field(
+        default=4.0, ge=0, description="size of groups.log, for `headway replay`; 0: none"
+    )
 
 
 class JobSpec(Section):

@@ -35,6 +35,7 @@ from headway.plan_data import check_grader_data_sets, first_item
 _METRICS_ROW_BYTES = 2_000
 _SAMPLE_BYTES_PER_TOKEN = 6
 _SAMPLE_OVERHEAD_BYTES = 400
+_RECORD_BYTES_PER_TOKEN = 12  # int32 id, float64 log-prob
 _REPORT_BYTES = 300_000
 
 
@@ -216,12 +217,15 @@ def planned_files(
     kept = min(job.trainer.max_ckpt_to_keep, written)
     completion = _SAMPLE_OVERHEAD_BYTES + _SAMPLE_BYTES_PER_TOKEN * job.rollout.max_tokens
     samples = batch.tickets * job.rollout.n * completion
+    record = batch.tickets * job.rollout.n * (_RECORD_BYTES_PER_TOKEN * job.rollout.max_tokens)
+    record = min(record + samples, int(job.trainer.max_record_gib * GIB))
     one = checkpoint_bytes(shape) if shape else None
     files = [
         PlannedFile(run / "job.yaml", "the job as resolved", len(job.to_yaml())),
         PlannedFile(run / "environment.json", "versions, machine, seeds, hashes", 8_000),
         PlannedFile(run / "metrics.jsonl", "a row a step", batch.steps * _METRICS_ROW_BYTES),
         PlannedFile(run / "samples.jsonl", "prompts, completions, rewards, versions", samples),
+        PlannedFile(run / "groups.log", "the groups as trained on, for `headway replay`", record),
         PlannedFile(
             run / "checkpoints",
             f"{kept} of {written} kept",

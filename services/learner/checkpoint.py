@@ -3,7 +3,8 @@
 `torch.distributed.checkpoint` writes every rank's shards into a temporary folder
 while training goes on. When all have landed, rank 0 adds `manifest.json` and
 renames the folder to `step-<n>`: a folder of that name is complete, whatever
-was killed when. Any number of ranks can load it.
+was killed when. Any number of ranks can load it. The manifest has every file's size and
+digest: what a disk did to a checkpoint later is seen before anything is loaded.
 
 State in host memory is written from where it lies, without a copy: nothing changes it
 until the next optimiser update, a forward and a backward pass away, and that waits for
@@ -16,23 +17,27 @@ import asyncio
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+import xxhash
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from headway.data.stream import Cursor
-from headway.errors import Conflict, InvalidSpec
+from headway.errors import Conflict, InvalidSpec, NoCheckpoint
 from services.learner.run_folder import storage_failed, write_whole
 
-FORMAT = 1
+FORMAT = 2
 _DRAFT = ".tmp-step-"
+_MANIFEST = "manifest.json"
+_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,36 +50,56 @@ class Manifest:
     cursor: Cursor  # where the stream of prompts stood
     num_nonfinite: int = 0  # steps skipped in a row when it was made
     format: int = FORMAT
+    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # bytes, xxh3-128
 
 
-def newest(folder: Path, job_digest: str) -> tuple[Path, Manifest] | None:
-    """The newest complete checkpoint, or None. Removes what a crash left half-written.
-
-    Conflict when it belongs to another job; InvalidSpec when its format is unknown.
-    """
-    if not folder.is_dir():
-        return None
+def complete(folder: Path) -> list[Path]:
+    """All complete checkpoints, newest first. Removes what a crash left half-written."""
     for debris in folder.glob(f"{_DRAFT}*"):
         shutil.rmtree(debris, ignore_errors=True)
-    steps = sorted(_steps(folder))
-    if not steps:
-        return None
-    path = folder / f"step-{steps[-1]}"
+    return [folder / f"step-{step}" for step in sorted(_steps(folder), reverse=True)]
+
+
+def verified(path: Path, job_digest: str) -> Manifest:
+    """A checkpoint's manifest, once every byte of the checkpoint is what was written.
+
+    NoCheckpoint when it is damaged; Conflict when it belongs to another job; InvalidSpec
+    when its format is unknown.
+    """
     manifest = read_manifest(path)
     if manifest.job_digest != job_digest:
-        raise Conflict(f"{path} belongs to another job than the one in {folder.parent}/job.yaml")
-    return path, manifest
+        raise Conflict(f"{path} belongs to another job than the one in its run folder's job.yaml")
+    try:
+        found = _digests(path)
+    except OSError as error:
+        raise NoCheckpoint(f"{path} cannot be read: {error}") from None
+    for name, (size, digest) in manifest.files.items():
+        if name not in found:
+            raise NoCheckpoint(f"{path} is damaged: {name} is missing")
+        if found[name][0] != size:
+            raise NoCheckpoint(f"{path} is damaged: {name} has {found[name][0]} of {size} bytes")
+        if found[name][1] != digest:
+            raise NoCheckpoint(f"{path} is damaged: {name} has changed since it was written")
+    return manifest
 
 
 def read_manifest(path: Path) -> Manifest:
-    """A checkpoint's manifest. InvalidSpec when it is unreadable or of an unknown format."""
+    """A checkpoint's manifest. NoCheckpoint: unreadable; InvalidSpec: of an unknown format."""
     try:
-        fields = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        fields = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         if fields["format"] != FORMAT:
             raise InvalidSpec(f"{path}: checkpoint format {fields['format']} is not known here")
-        return Manifest(**{**fields, "cursor": Cursor(**fields["cursor"])})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidSpec(f"{path}: unreadable manifest: {error}") from None
+        files = {name: (int(size), str(digest)) for name, (size, digest) in fields["files"].items()}
+        return Manifest(**{**fields, "cursor": Cursor(**fields["cursor"]), "files": files})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise NoCheckpoint(f"{path} is damaged: unreadable manifest: {error}") from None
+
+
+def set_aside(path: Path) -> None:
+    """Renames a damaged checkpoint so that it counts no longer; whoever wonders can look at it."""
+    target = path.with_name(f"damaged-{path.name}")
+    shutil.rmtree(target, ignore_errors=True)
+    path.rename(target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,20 +191,28 @@ class Checkpointer:
 
         load(state, checkpoint_id=path, process_group=self._group, no_dist=self._group is None)
 
+    def oldest(self) -> int:
+        """The step of the oldest checkpoint kept: groups from it on may be needed again."""
+        return min(_steps(self._folder), default=0)
+
     def _publish(self, manifest: Manifest) -> Path:
         draft = self._draft(manifest.step)
         final = self._folder / f"step-{manifest.step}"
-        write_whole(draft / "manifest.json", json.dumps(asdict(manifest), indent=2) + "\n")
+        manifest = replace(manifest, files=_digests(draft))
+        write_whole(draft / _MANIFEST, json.dumps(asdict(manifest), indent=2) + "\n")
         _sync(draft)
         if final.exists():  # a retraced step: the same state again
-            shutil.rmtree(final)
+            self._remove(manifest.step)
         draft.rename(final)
         _sync(self._folder)
         for step in sorted(_steps(self._folder))[: -self._keep]:
-            doomed = self._folder / f"{_DRAFT}{step}-old"
-            (self._folder / f"step-{step}").rename(doomed)  # incomplete from here on
-            shutil.rmtree(doomed, ignore_errors=True)
+            self._remove(step)
         return final
+
+    def _remove(self, step: int) -> None:
+        doomed = self._folder / f"{_DRAFT}{step}-old"
+        (self._folder / f"step-{step}").rename(doomed)  # incomplete from here on
+        shutil.rmtree(doomed, ignore_errors=True)
 
     def _draft(self, step: int) -> Path:
         return self._folder / f"{_DRAFT}{step}"
@@ -201,6 +234,22 @@ def _copied() -> Future[Any]:
     done: Future[Any] = Future()
     done.set_result(None)
     return done
+
+
+def _digests(folder: Path) -> dict[str, tuple[int, str]]:
+    """Bytes and xxh3-128 of every file in a checkpoint but its manifest."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.name == _MANIFEST or not path.is_file():
+            continue
+        hasher = xxhash.xxh3_128()
+        size = 0
+        with path.open("rb", buffering=0) as stream:
+            while chunk := stream.read(_CHUNK):
+                hasher.update(chunk)
+                size += len(chunk)
+        found[str(path.relative_to(folder))] = (size, hasher.hexdigest())
+    return found
 
 
 def _sync(path: Path) -> None:

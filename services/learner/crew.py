@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,9 +19,7 @@ from torch import Tensor
 
 from headway.codec import unpack_group
 from headway.errors import TrainingDiverged
-from headway.ledger.api import Ledger
 from headway.messages import Group
-from headway.patience import patiently
 from services.learner import collective
 from services.learner.checkpoint import Checkpointer, Writing
 from services.learner.collective import Order, What
@@ -34,6 +32,7 @@ State = dict[str, Any]
 
 
 Share = Callable[[Sequence[int], int], list[int]]  # (a batch's ids, rank) -> that rank's ids
+Fetch = Callable[[int, Sequence[int]], Coroutine[Any, Any, Sequence[bytes]]]  # (step, ids)
 
 
 class Crew:
@@ -51,12 +50,14 @@ class Crew:
 
     async def train(
         self, step: int, groups: Mapping[int, Group], late: frozenset[int]
-    ) -> dict[str, float]:
-        """One optimiser step on the batch, ids in order."""
+    ) -> tuple[dict[str, float], str]:
+        """One optimiser step on the batch, ids in order: its figures, the weights' digest."""
         ids = tuple(groups)
         mine = [groups[ticket_id] for ticket_id in self._share(ids, 0)]
         order = Order(What.TRAIN, step, ids, late)
-        return await self._run(order, lambda: self._trainer.train_step(step, mine, late))
+        return await self._run(
+            order, lambda: (self._trainer.train_step(step, mine, late), self._trainer.digest())
+        )
 
     async def weights(self, version: int) -> dict[str, Tensor]:
         """A staging copy of the weights. TrainingDiverged when one is not finite."""
@@ -108,14 +109,14 @@ def follow(
     trainer: Trainer,
     share: Share,
     checkpointer: Checkpointer,
-    ledger: Ledger,
+    fetch: Fetch,
     folder: RunFolder,
     rank: int,
     runner: asyncio.Runner,
 ) -> None:
     """Ranks above 0: does what rank 0 orders until it says stop.
 
-    Fetches this rank's own payloads.
+    `fetch` gets this rank's own payloads of a step.
     """
     writing: Writing | None = None
     while True:
@@ -123,8 +124,9 @@ def follow(
         match order.what:
             case What.TRAIN:
                 mine = share(order.ids, rank)
-                payloads = runner.run(patiently(lambda ids=mine: ledger.payloads(ids)))  # type: ignore[misc]
+                payloads = runner.run(fetch(order.step, mine))
                 trainer.train_step(order.step, [unpack_group(p) for p in payloads], order.late)
+                trainer.digest()
             case What.WEIGHTS:
                 for _ in trainer.weights():
                     pass

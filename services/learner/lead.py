@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from headway.jobspec import JobSpec
 from headway.journal import Journal
 from headway.ledger.redis_ledger import RedisLedger
 from headway.lifecycle import end_tasks
+from headway.memory import GIB
 from headway.patience import patiently
 from headway.redis_client import connect
 from headway.report import write_report
@@ -33,6 +34,7 @@ from services.learner.crew import Crew, follow
 from services.learner.events import Events
 from services.learner.feeder import Feeder
 from services.learner.loop import Cancelled, Loop, Parts, ledger_config
+from services.learner.recording import Recorder, Recording
 from services.learner.resume import find_start
 from services.learner.run_folder import RunFolder
 from services.learner.saver import Saver
@@ -57,7 +59,11 @@ def follow_rank(settings: RankSettings, spec: JobSpec) -> int:
     with asyncio.Runner() as runner:
         redis = runner.run(_connected(settings.redis_url))
         ledger = RedisLedger(redis, settings.job_id)
-        follow(trainer, share, checkpointer(spec, folder), ledger, folder, settings.rank, runner)
+
+        def fetch(_: int, ids: Sequence[int]) -> Coroutine[Any, Any, list[bytes]]:
+            return patiently(lambda: ledger.payloads(ids))
+
+        follow(trainer, share, checkpointer(spec, folder), fetch, folder, settings.rank, runner)
         runner.run(redis.aclose())
     return SUCCEEDED
 
@@ -113,6 +119,7 @@ class Lead:
         if self._spec.trainer.export:
             await or_stop(parts.crew.export(self._folder.model), stopping)
         await parts.crew.dismiss()
+        await patiently(lambda: self._ledger.trim(self._spec.trainer.total_training_steps))
 
     async def _prepare(self, source: Source) -> tuple[Parts, Loop]:
         spec, settings, folder = self._spec, self._settings, self._folder
@@ -132,7 +139,8 @@ class Lead:
         trainer, share = await asyncio.to_thread(build_trainer, spec, settings, base.folder)
         saves = checkpointer(spec, folder)
         crew = Crew(trainer, share, saves, settings.world)
-        start = await find_start(spec, self._ledger, crew, stream, folder, self._events)
+        recording = Recording(folder.groups, int(spec.trainer.max_record_gib * GIB))
+        start = await find_start(spec, self._ledger, crew, stream, folder, recording, self._events)
         self._publisher = await self._new_publisher()
         parts = Parts(
             spec=spec,
@@ -140,8 +148,11 @@ class Lead:
             crew=crew,
             feeder=Feeder(self._ledger, stream, spec.data.train_batch_size),
             publisher=self._publisher,
-            saver=Saver(spec, crew, saves, self._ledger, self._events, start.saved),
+            saver=Saver(
+                spec, crew, saves, self._ledger, self._events, recording, saved=start.saved
+            ),
             folder=folder,
+            recorder=Recorder(recording, self._events),
             events=self._events,
             reporter=self._reporter,
         )

@@ -35,6 +35,7 @@ from services.learner.crew import Crew
 from services.learner.events import Events
 from services.learner.feeder import Feeder
 from services.learner.metrics import count_tokens, group_metrics, lag_metrics, ledger_metrics, mean
+from services.learner.recording import RecordedStep, Recorder
 from services.learner.run_folder import RunFolder
 from services.learner.saver import Saver
 from services.learner.status import Reporter
@@ -74,8 +75,18 @@ class Parts:
     publisher: Publishes
     saver: Saver
     folder: RunFolder
+    recorder: Recorder
     events: Events
     reporter: Reporter
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A step's groups, in order, and as they were delivered."""
+
+    took: TakeResult
+    groups: dict[int, Group]
+    payloads: tuple[bytes, ...]
 
 
 class Cancelled(Exception):
@@ -152,10 +163,11 @@ class Loop:
             if stopping.is_set():
                 return
             began = clock()
-            took, groups = await self._take(step, stopping)
+            batch = await self._take(step, stopping)
+            took = batch.took
             self._p.reporter.update(phase="running", step=step, detail="")
             at_take = clock()
-            metrics = await self._train(step, groups, took)
+            metrics = await self._train(step, batch)
             at_train = clock()
             await patiently(lambda s=step, t=took: self._p.ledger.commit(s, t.ticket_ids or ()))  # type: ignore[misc]
             self._p.reporter.update(step=step + 1)
@@ -168,7 +180,9 @@ class Loop:
                 "timing_s/stage": at_stage - at_train,
                 "timing_s/publish": self._publish_s,
             }
-            await self._record(step, groups, took, {**metrics, **timing})
+            await self._record(step, batch, {**metrics, **timing})
+            recorded = RecordedStep(tuple(batch.groups), took.late, batch.payloads)
+            await self._p.recorder.add(step, recorded)
             await self._p.saver.after_step(step + 1, self._p.feeder.cursor, self._nonfinite)
         if self._publishing is not None:
             await self._publishing
@@ -180,9 +194,7 @@ class Loop:
             await self._p.saver.save(step, self._p.feeder.cursor, self._nonfinite)
             await self._p.saver.wait()
 
-    async def _take(
-        self, step: int, stopping: asyncio.Event
-    ) -> tuple[TakeResult, dict[int, Group]]:
+    async def _take(self, step: int, stopping: asyncio.Event) -> Batch:
         """The step's batch in order; says whom it waits for when that takes long."""
         clock = time.monotonic
         began = kept_alive = clock()
@@ -206,13 +218,12 @@ class Loop:
             poll_s = min(1.5 * poll_s, _MAX_POLL_S)
         ids = took.ticket_ids
         payloads = await patiently(lambda: self._p.ledger.payloads(ids))
-        return took, {k: unpack_group(data) for k, data in zip(ids, payloads, strict=True)}
+        groups = {k: unpack_group(data) for k, data in zip(ids, payloads, strict=True)}
+        return Batch(took, groups, tuple(payloads))
 
-    async def _train(
-        self, step: int, groups: Mapping[int, Group], took: TakeResult
-    ) -> dict[str, float]:
+    async def _train(self, step: int, batch: Batch) -> dict[str, Any]:
         """One optimiser step. A skipped one still makes a version: the same weights again."""
-        metrics = await self._p.crew.train(step, groups, took.late)
+        metrics, digest = await self._p.crew.train(step, batch.groups, batch.took.late)
         skipped = bool(metrics["actor/skipped"])
         self._nonfinite = self._nonfinite + 1 if skipped else 0
         if skipped:
@@ -228,7 +239,7 @@ class Loop:
                     f"loss or gradient was not finite in {limit} steps in a row, last in step"
                     f" {step + 1}: lower actor.optim.lr, or look at rewards and log-probs"
                 )
-        return metrics
+        return {**metrics, "actor/weights_digest": digest} if digest else dict(metrics)
 
     async def _send(self, version: int) -> None:
         """Stages a version and starts its broadcast; the one before must be through."""
@@ -270,12 +281,10 @@ class Loop:
             if self._publishing is not None:
                 await self._p.publisher.admit()
 
-    async def _record(
-        self, step: int, groups: Mapping[int, Group], took: TakeResult, extra: Mapping[str, float]
-    ) -> None:
+    async def _record(self, step: int, taken: Batch, extra: Mapping[str, Any]) -> None:
         """Writes the step's row and samples. Steps count from 1 for readers."""
-        p = self._p
-        batch = list(groups.values())
+        p, took = self._p, taken.took
+        batch = list(taken.groups.values())
         now = time.monotonic()
         wall = now - self._row_at
         self._row_at = now

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
 from headway.data.stream import PromptStream
 from headway.errors import LedgerViolation, NoCheckpoint, NotFound
 from headway.jobspec import JobSpec
 from headway.ledger.api import Ledger
 from headway.patience import patiently
-from services.learner.checkpoint import newest
+from services.learner.checkpoint import Manifest, complete, set_aside, verified
 from services.learner.crew import Crew
 from services.learner.events import Events
+from services.learner.recording import Recording
 from services.learner.run_folder import RunFolder
 
 
@@ -31,53 +34,80 @@ async def find_start(
     crew: Crew,
     stream: PromptStream,
     folder: RunFolder,
+    recording: Recording,
     events: Events,
 ) -> Start:
-    """Loads the newest checkpoint and drops the rows of steps that will be retraced.
+    """Loads the newest usable checkpoint and drops the rows of steps that will be retraced.
 
     The ledger must be open. NoCheckpoint when trained steps can neither be loaded nor
     retraced; LedgerViolation when the ledger knows less than the checkpoint.
     """
     committed = (await patiently(ledger.counts)).step
-    found = newest(folder.checkpoints, spec.digest())
-    if found is None:
-        if committed:
-            await _check_retraceable(ledger, committed, folder)
-            events.add(
-                "starting",
-                f"no checkpoint yet: retracing {committed} steps from the start with the same"
-                " groups",
-                step=0,
-            )
-        folder.truncate(0)
-        return Start(0, committed, -1)
-    path, manifest = found
-    if manifest.step > committed:
+    found, damaged = await asyncio.to_thread(_newest_usable, spec, folder)
+    step = found[1].step if found else 0
+    if step > committed:
         raise LedgerViolation(
-            f"{path} is of step {manifest.step} and the ledger in Redis knows {committed} steps:"
-            " Redis lost this job's data. Submit a new job whose model.path is an export"
+            f"{folder.checkpoints} holds a checkpoint of step {step} and the ledger in Redis knows"
+            f" {committed} steps: Redis lost this job's data. Submit a new job whose model.path is"
+            " an export"
         )
-    await crew.load(path, manifest.step)
-    stream.seek(manifest.cursor)
-    folder.truncate(manifest.step)
-    events.add(
-        "starting",
-        f"resumed from the checkpoint of step {manifest.step}"
-        + (f"; retracing steps up to {committed}" if committed > manifest.step else ""),
-        step=manifest.step,
-    )
-    return Start(manifest.step, committed, manifest.step, manifest.num_nonfinite)
+    if committed > step:
+        await _check_retraceable(ledger, step, committed, folder, damaged)
+    for path, reason in damaged.items():
+        set_aside(path)
+        events.add("checkpoint_damaged", f"{reason}; the one before is used", path=str(path))
+    if found is not None:
+        path, manifest = found
+        await crew.load(path, step)
+        stream.seek(manifest.cursor)
+    folder.truncate(step)
+    await asyncio.to_thread(recording.resume, step)
+    if found is None and not committed:
+        return Start(0, 0, -1)
+    said = f"resumed from the checkpoint of step {step}" if found else "no checkpoint yet"
+    if committed > step:
+        said += f": retracing steps {step + 1} to {committed} with the same groups"
+    events.add("starting", said, step=step)
+    if found is None:
+        return Start(0, committed, -1)
+    return Start(step, committed, step, manifest.num_nonfinite)
 
 
-async def _check_retraceable(ledger: Ledger, committed: int, folder: RunFolder) -> None:
-    """Whether every trained step's groups are still there; NoCheckpoint when not."""
+def _newest_usable(
+    spec: JobSpec, folder: RunFolder
+) -> tuple[tuple[Path, Manifest] | None, dict[Path, str]]:
+    """The newest checkpoint whose bytes are right, and what is wrong with each newer one."""
+    damaged: dict[Path, str] = {}
+    for path in complete(folder.checkpoints):
+        try:
+            return (path, verified(path, spec.digest())), damaged
+        except NoCheckpoint as error:
+            damaged[path] = str(error)
+    return None, damaged
+
+
+async def _check_retraceable(
+    ledger: Ledger, step: int, committed: int, folder: RunFolder, damaged: dict[Path, str]
+) -> None:
+    """NoCheckpoint unless the groups of all trained steps from `step` on are still there.
+
+    Only whole steps are freed, oldest first: where the first is, the others are. Step 0
+    starts from the base model, which must be the one that the job started from.
+    """
+    why = ""
     try:
-        for step in range(committed):
-            took = await patiently(lambda s=step: ledger.take(s))  # type: ignore[misc]
-            await patiently(lambda ids=took.ticket_ids: ledger.payloads(ids or ()))  # type: ignore[misc]
-    except (NotFound, LedgerViolation) as error:
-        raise NoCheckpoint(
-            f"the job has trained {committed} steps, {folder.checkpoints} holds no complete"
-            f" checkpoint, and the steps cannot be retraced ({error}). It does not start again"
-            " at step 0 by itself: bring the checkpoints back, or submit a new job"
-        ) from None
+        await patiently(lambda: ledger.take(step))
+    except NotFound as error:
+        why = str(error)
+    models = [start["model"]["sha256"] for start in folder.starts()]
+    if step == 0 and len(set(models)) > 1:
+        why = why or "the files of model.path have changed since the job started"
+    if not why:
+        return
+    what = f"usable checkpoint later than step {step}" if step else "usable checkpoint"
+    raise NoCheckpoint(
+        f"the job has trained {committed} steps, {folder.checkpoints} holds no {what}"
+        + "".join(f" ({reason})" for reason in damaged.values())
+        + f", and the steps cannot be retraced: {why}. It does not start again at step {step} by"
+        " itself: bring the checkpoints back, or submit a new job"
+    )

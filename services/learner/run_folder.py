@@ -4,10 +4,12 @@
     environment.json  versions, machine, seeds, hashes: enough to repeat the run
     metrics.jsonl     one row a step
     samples.jsonl     one row a group: prompt, completions, rewards, versions
+    groups.log        the groups as they were trained on, for `headway replay`
     checkpoints/      step-<n>/, complete ones only, the newest few
     model/            the trained model, a Hugging Face folder
     report.html       the curves
     learner.log       what the training processes said
+    replays/          <name>/, a folder like this one for each replay
 
 A line is appended by one write, so a reader sees whole lines. Steps count from
 1 here: row `step` s was trained on weights of `version` s - 1 and made version s.
@@ -37,6 +39,7 @@ class RunFolder:
         self.path = path
         self.metrics = path / "metrics.jsonl"
         self.samples = path / "samples.jsonl"
+        self.groups = path / "groups.log"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.log = path / "learner.log"
@@ -50,12 +53,16 @@ class RunFolder:
 
     def write_environment(self, facts: Mapping[str, Any]) -> None:
         """Writes environment.json; what earlier starts of the job found stays in `earlier`."""
-        earlier: list[Any] = []
-        if self.environment.is_file():
-            before = json.loads(self.environment.read_text(encoding="utf-8"))
-            earlier = [*before.pop("earlier", []), before]
+        earlier = self.starts()
         row = {**facts, "earlier": earlier} if earlier else dict(facts)
         write_whole(self.environment, json.dumps(finite(row), indent=2, ensure_ascii=False) + "\n")
+
+    def starts(self) -> list[dict[str, Any]]:
+        """What each start of the job found, oldest first."""
+        if not self.environment.is_file():
+            return []
+        newest = json.loads(self.environment.read_text(encoding="utf-8"))
+        return [*newest.pop("earlier", []), newest]
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Adds one step's row."""
@@ -108,12 +115,17 @@ def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     text = "".join(
         json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows
     )
+    append_bytes(path, text.encode())
+
+
+def append_bytes(path: Path, data: bytes) -> None:
+    """Appends to a file, in one write where the system takes it whole. StorageFailed."""
     with _written(path):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            data = memoryview(text.encode())
-            while data:
-                data = data[os.write(handle, data) :]
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(handle, rest) :]
         finally:
             os.close(handle)
 

@@ -1,7 +1,7 @@
 """When checkpoints are made, and what happens once one is durable.
 
 A checkpoint is written beside the next steps; the next one waits for it. When it
-is durable the ledger frees what it covers.
+is durable the ledger frees what all checkpoints kept cover.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from headway.telemetry import get_logger
 from services.learner.checkpoint import Checkpointer, Manifest
 from services.learner.crew import Crew
 from services.learner.events import Events
+from services.learner.recording import Recording
 
 log = get_logger(__name__)
 CHEAP_S = 2.0  # a cancelled job is saved once more if that takes no longer
@@ -32,6 +33,8 @@ class Saver:
         checkpointer: Checkpointer,
         ledger: Ledger,
         events: Events,
+        recording: Recording,
+        *,
         saved: int,
     ) -> None:
         """`saved`: the step of the newest checkpoint, or -1."""
@@ -40,6 +43,7 @@ class Saver:
         self._checkpointer = checkpointer
         self._ledger = ledger
         self._events = events
+        self._recording = recording
         self._task: asyncio.Task[None] | None = None
         self._saved = saved
         self._took_s: float | None = None
@@ -69,10 +73,12 @@ class Saver:
         )
 
         async def finish() -> None:
+            await asyncio.to_thread(self._recording.sync)
             path = await self._checkpointer.finish(writing, manifest)
             self._took_s = time.monotonic() - began
             self._saved = step
-            freed = await patiently(lambda: self._ledger.trim(step))
+            # Should this checkpoint be damaged, the steps since an older one are retraced.
+            freed = await patiently(lambda: self._ledger.trim(self._checkpointer.oldest()))
             self._events.add(
                 "checkpoint_saved",
                 f"checkpoint of step {step} in {self._took_s:.1f} s",

@@ -55,6 +55,12 @@ def last_backward(policy: nn.Module, last: bool, device: torch.device) -> None:
         policy.set_requires_gradient_sync(last or device.type != "cpu")
 
 
+def own(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, detached, not copied."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def whole(tensor: Tensor) -> Tensor:
     """The full tensor on every rank (a collective when sharded), detached, not copied."""
     tensor = tensor.detach()

@@ -19,11 +19,12 @@ from headway.messages import Group
 from headway.precision import resolve_dtype
 from headway.rl import metrics
 from headway.rl.lr import learning_rate
+from headway.weights.manifest import combined_digest, digest_of, tensor_bytes
 from services.learner.batch import make_batch
 from services.learner.export import own_dtype, write_model
 from services.learner.masters import Masters
 from services.learner.model import Policy, load_policy
-from services.learner.sharding import compute_dtype, place, whole
+from services.learner.sharding import compute_dtype, own, place, whole
 from services.learner.step import Share, backward, make_share, recompute, sums_of
 
 Stats = dict[str, float]
@@ -41,6 +42,12 @@ class Trainer(Protocol):
         every rank, names as in docs/metrics.md, finite values only. An update whose loss
         or gradient is not finite leaves weights and optimiser as they were;
         `actor/skipped` is then 1, otherwise 0.
+        """
+
+    def digest(self) -> str:
+        """xxh3-128 of the float32 weights, the same on every rank; empty where it is not kept.
+
+        Equal digests are equal bits for the same number of ranks.
         """
 
     def weights(self) -> list[tuple[str, Tensor]]:
@@ -247,6 +254,20 @@ class FsdpTrainer:
         tensor = torch.tensor(values, dtype=torch.float64, device=self._device)
         dist.all_reduce(tensor, op)
         return [float(value) for value in tensor]
+
+    def digest(self) -> str:
+        """See `Trainer`. GPUs do not repeat bits: not worth a copy of all weights there."""
+        if self._device.type != "cpu":
+            return ""
+        mine = combined_digest(
+            digest_of(tensor_bytes(own(parameter))) for parameter in self._parameters.values()
+        )
+        if self._world == 1:
+            return mine
+        part = torch.frombuffer(bytearray.fromhex(mine), dtype=torch.uint8)
+        parts = [torch.empty_like(part) for _ in range(self._world)]
+        dist.all_gather(parts, part)
+        return combined_digest(p.numpy().tobytes().hex() for p in parts)
 
     def weights(self) -> list[tuple[str, Tensor]]:
         """See `Trainer`. A tied lm_head is not listed twice."""

@@ -211,7 +211,9 @@ async def test_a_killed_rank_resumes_and_gives_the_same_bits(place, model, unint
     assert trained == [s["ticket_id"] for s in uninterrupted.rows("samples.jsonl")]
     assert node.installed == sorted(node.installed)  # a version never goes back
     resumed = [e["message"] for e in await place.events() if e["kind"] == "starting"]
-    assert resumed == ["resumed from the checkpoint of step 2; retracing steps up to 3"]
+    assert resumed == [
+        "resumed from the checkpoint of step 2: retracing steps 3 to 3 with the same groups"
+    ]
 
 
 async def test_two_ranks_train_as_one_does(place, model, uninterrupted):

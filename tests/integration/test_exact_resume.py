@@ -1,0 +1,174 @@
+"""A learner killed anywhere (SIGKILL, real processes) and resumed trains the same bits."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import signal
+
+import pytest
+
+from tests.integration.test_learner_loop import Place, job
+from tests.support.mortal_rank import Death, MortalRanks
+from tests.support.scripted_node import ScriptedNode
+from tests.support.tiny_model import build_tiny_model
+
+STEPS, SAVE = 8, 3
+
+# One after the other in one job: each start dies at its point, the next resumes.
+DEATHS = (
+    Death("after take", 0),
+    Death("before commit", 0),
+    Death("after commit", 1),
+    Death("mid-publish", 2),  # retraces from step 0: there is no checkpoint yet
+    Death("writing a checkpoint", 3),
+    Death("before the rename", 3),
+    Death("in the manifest", 3),
+    Death("before trim", 3),
+    Death("mid-step", 4),
+    Death("in the record", 4),
+    Death("before the row", 6),
+    Death("before staging", 7),
+    Death("before the rename", 8),
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", seed=1)
+
+
+@pytest.fixture(scope="module")
+def mortal():
+    return MortalRanks()
+
+
+@pytest.fixture
+def place(valkey_url, tmp_path):
+    """Makes the place of one job; every one of a test has its own."""
+
+    def make(job_id):
+        return Place(valkey_url, job_id, tmp_path)
+
+    return make
+
+
+class Killed:
+    """One job, started again after each death until it ends by itself."""
+
+    def __init__(self, place, mortal, spec):
+        self.place, self.mortal, self.spec = place, mortal, spec
+        self.node = ScriptedNode(place.ledger)
+        place.folder.create(spec)
+
+    def flags(self):
+        place = self.place
+        return ["--job-file", str(place.folder.job), "--job-id", place.job_id,
+                "--redis", place.url, "--run-dir", str(place.folder.path)]  # fmt: skip
+
+    async def start(self, death=None):
+        codes = await self.mortal.run(self.flags(), self.spec.actor.num_ranks, death)
+        log = self.place.folder.log.read_text()[-2000:]
+        if death is None:
+            assert codes == [0] * len(codes), log
+        else:
+            assert codes[death.rank] == -signal.SIGKILL, (death, codes, log)
+
+    async def run(self, *deaths):
+        async with self.node.serving():
+            for death in (*deaths, None):
+                await self.start(death)
+        return self
+
+    def digests(self):
+        return [row["actor/weights_digest"] for row in self.place.rows("metrics.jsonl")]
+
+    def sha256(self, name):
+        return hashlib.sha256((self.place.folder.path / name).read_bytes()).hexdigest()
+
+    async def check_equal(self, other):
+        assert self.digests() == other.digests() and len(self.digests()) == STEPS
+        for name in ("model/model.safetensors", "groups.log", "samples.jsonl"):
+            assert self.sha256(name) == other.sha256(name), name
+        assert self.node.installed == sorted(self.node.installed)  # a version never goes back
+        counts = await self.place.ledger.counts()
+        assert counts.conserved and (counts.step, counts.taken) == (STEPS, 0)
+        assert counts.held_bytes == counts.payload_bytes
+
+
+@pytest.fixture(scope="module")
+def whole(valkey_url, mortal, model, tmp_path_factory):
+    """The job that nobody killed."""
+
+    async def run():
+        place = Place(valkey_url, "never-killed", tmp_path_factory.mktemp("runs"))
+        return await Killed(place, mortal, job(model, steps=STEPS, save_freq=SAVE)).run()
+
+    return asyncio.run(run())
+
+
+async def test_killed_at_every_point_one_after_the_other(place, mortal, model, whole, job_id):
+    spec = job(model, steps=STEPS, save_freq=SAVE)
+    killed = await Killed(place(job_id), mortal, spec).run(*DEATHS)
+    await killed.check_equal(whole)
+    starts = [e for e in await killed.place.events() if e["kind"] == "starting"]
+    resumed = [e["step"] for e in starts]
+    assert resumed == sorted(resumed) and set(resumed) == {0, 3, 6}
+
+
+async def test_two_ranks_killed_give_the_bits_of_two_ranks(place, mortal, model, job_id):
+    spec = job(model, steps=STEPS, save_freq=SAVE, ranks=2)
+    whole = await Killed(place(job_id), mortal, spec).run()
+    killed = Killed(place(f"{job_id}-b"), mortal, spec)
+    await killed.run(Death("mid-step", 1, rank=1), Death("before the rename", 6))
+    await killed.check_equal(whole)
+
+
+async def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
+    place, mortal, model, whole, job_id
+):
+    spec = job(model, steps=STEPS, save_freq=SAVE)
+    killed = Killed(place(job_id), mortal, spec)
+    async with killed.node.serving():
+        await killed.start(Death("after commit", 7))
+        newest = killed.place.folder.checkpoints / "step-6" / "__0_0.distcp"
+        newest.write_bytes(newest.read_bytes()[:-9])
+        await killed.start()
+    await killed.check_equal(whole)
+    events = await killed.place.events()
+    (damaged,) = [e["message"] for e in events if e["kind"] == "checkpoint_damaged"]
+    assert "step-6 is damaged" in damaged
+    starts = [e["message"] for e in events if e["kind"] == "starting"]
+    assert starts == [
+        "resumed from the checkpoint of step 3: retracing steps 4 to 8 with the same groups"
+    ]
+    names = {p.name for p in killed.place.folder.checkpoints.iterdir()}
+    assert names == {"step-6", "step-8", "damaged-step-6"}
+
+
+async def test_no_usable_checkpoint_is_a_refusal_that_touches_nothing(place, mortal, model, job_id):
+    spec = job(model, steps=STEPS, save_freq=SAVE)
+    killed = Killed(place(job_id), mortal, spec)
+    async with killed.node.serving():
+        await killed.start(Death("after commit", 7))
+        for path in killed.place.folder.checkpoints.iterdir():
+            (path / ".metadata").unlink()
+        rows = killed.sha256("metrics.jsonl")
+        code, status = await killed.place.lead(spec)
+    assert (code, status.phase, status.error_kind) == (1, "failed", "no_checkpoint")
+    assert "trained 8 steps" in status.detail and "step-3 is damaged" in status.detail
+    assert "does not start again at step 0" in status.detail
+    assert killed.sha256("metrics.jsonl") == rows
+    assert {p.name for p in killed.place.folder.checkpoints.iterdir()} == {"step-3", "step-6"}
+
+
+async def test_steps_are_not_retraced_from_another_base_model(place, mortal, tmp_path, job_id):
+    model = build_tiny_model(tmp_path / "tiny", seed=1)
+    spec = job(model, steps=STEPS, save_freq=0)
+    killed = Killed(place(job_id), mortal, spec)
+    async with killed.node.serving():
+        await killed.start(Death("after commit", 2))
+        build_tiny_model(tmp_path / "tiny", seed=2)
+        code, status = await killed.place.lead(spec)
+    assert (code, status.error_kind) == (1, "no_checkpoint")
+    assert "the files of model.path have changed" in status.detail
