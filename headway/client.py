@@ -23,13 +23,11 @@ from headway.jobspec import JobSpec
 from headway.rest import (
     RETRY_PAUSE_S,
     STREAM_TIMEOUT,
-    TIMEOUT,
     JobUpdate,
     Page,
     Row,
     StreamReader,
-    auth_headers,
-    checked_url,
+    client_options,
     decode,
     job_path,
     raise_for,
@@ -46,13 +44,12 @@ class HeadwayClient:
     def __init__(
         self, url: str, token: str | None = None, transport: httpx.BaseTransport | None = None
     ) -> None:
+        """`token`: by default that of HEADWAY_TOKEN, or of the file HEADWAY_TOKEN_FILE names.
+
+        An https server's certificate is checked against HEADWAY_TLS_CA where that is set.
+        """
         self._url = url
-        self._http = httpx.Client(
-            base_url=checked_url(url),
-            headers=auth_headers(token),
-            timeout=TIMEOUT,
-            transport=transport,
-        )
+        self._http = httpx.Client(**client_options(url, token), transport=transport)
 
     def __enter__(self) -> Self:
         return self
@@ -146,13 +143,9 @@ class AsyncHeadwayClient:
     def __init__(
         self, url: str, token: str | None = None, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
+        """See HeadwayClient."""
         self._url = url
-        self._http = httpx.AsyncClient(
-            base_url=checked_url(url),
-            headers=auth_headers(token),
-            timeout=TIMEOUT,
-            transport=transport,
-        )
+        self._http = httpx.AsyncClient(**client_options(url, token), transport=transport)
 
     async def __aenter__(self) -> Self:
         return self

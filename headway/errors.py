@@ -66,6 +66,14 @@ class Unauthorized(HeadwayError):
     grpc_status = "UNAUTHENTICATED"
 
 
+class Forbidden(HeadwayError):
+    """The token is good, but its role may not do this."""
+
+    kind = "forbidden"
+    http_status = 403
+    grpc_status = "PERMISSION_DENIED"
+
+
 class DeadlineExceeded(HeadwayError):
     """A peer did not answer in time."""
 

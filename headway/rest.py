@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from typing import Any, Literal, NoReturn
 import httpx
 
 from headway import errors
+from headway.access.identity import own_token
 from headway.errors import HeadwayError, InvalidSpec, NotFound, Unavailable
 from headway.jobs import JOB_ID
 from headway.jobspec import JobSpec
@@ -94,9 +97,30 @@ def checked_url(url: str) -> httpx.URL:
         raise InvalidSpec(f"{url!r} is not the URL of a coordinator: {error}") from None
 
 
-def auth_headers(token: str | None) -> dict[str, str]:
-    """The headers that show a token."""
-    return {"Authorization": f"Bearer {token}"} if token else {}
+def client_options(url: str, token: str | None) -> dict[str, Any]:
+    """What both clients' connections have in common; see HeadwayClient for the token.
+
+    InvalidSpec for a URL that is none, or a token or CA file that cannot be used.
+    """
+    shown = own_token() if token is None else token
+    return {
+        "base_url": checked_url(url),
+        "headers": {"Authorization": f"Bearer {shown}"} if shown else {},
+        "timeout": TIMEOUT,
+        "verify": _believed(),
+        # A token must not follow a redirect to another host.
+        "follow_redirects": False,
+    }
+
+
+def _believed() -> ssl.SSLContext | bool:
+    ca = os.environ.get("HEADWAY_TLS_CA", "")
+    if not ca:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidSpec(f"HEADWAY_TLS_CA {ca}: {error}") from None
 
 
 def job_path(job_id: str, room: str = "") -> str:

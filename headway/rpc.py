@@ -12,25 +12,31 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from headway import errors
+from headway.access.grpc import GrpcDoor, channel_credentials, server_credentials, signed
+from headway.access.identity import own_token, process_tls
+from headway.access.process import Access, process_access
+from headway.access.tls import TlsFiles
 from headway.errors import HeadwayError, Unavailable
+from headway.ports import checked_address, is_loopback, with_port
 from headway.telemetry import get_logger
 
 log = get_logger(__name__)
 
-MAX_MESSAGE_BYTES = 256 << 20
-_OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-]
+MAX_REQUEST_BYTES = 16 << 20
+"""What a service takes in one message, where it says nothing else."""
+
+MAX_ANSWER_BYTES = 64 << 20
+_MAX_CALLS = 1000  # at once; beyond: RESOURCE_EXHAUSTED
 _CHANNEL_OPTIONS = [
-    *_OPTIONS,
+    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
+    ("grpc.max_send_message_length", -1),  # the service's own limit decides
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 _SERVER_OPTIONS = [
-    *_OPTIONS,
+    ("grpc.max_send_message_length", MAX_ANSWER_BYTES),
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a shared port
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 ]
@@ -44,25 +50,31 @@ _BY_STATUS = {cls.grpc_status: cls for cls in reversed(list(_BY_KIND.values()))}
 
 @asynccontextmanager
 async def grpc_server(
-    host: str, port: int, register: Callable[[grpc.aio.Server], Sequence[str]]
+    host: str,
+    port: int,
+    register: Callable[[grpc.aio.Server], Sequence[str]],
+    *,
+    max_request_bytes: int = MAX_REQUEST_BYTES,
+    access: Access | None = None,
 ) -> AsyncIterator[int]:
-    """A running server with health and reflection; gives the bound port.
+    """A running server with health and reflection, behind a door; gives the bound port.
 
-    `register` adds the servicers and returns their full names. Raises Unavailable
-    when the port is taken.
+    `register` adds the servicers and returns their full names. `access`: the process's own
+    by default. Raises Unavailable when the port is taken.
     """
-    server = grpc.aio.server(interceptors=[_ErrorInterceptor()], options=_SERVER_OPTIONS)
+    access = access or process_access()
+    doors = [GrpcDoor(access.gate)] if access.gate is not None else []
+    server = grpc.aio.server(
+        interceptors=[*doors, _ErrorInterceptor()],
+        options=[*_SERVER_OPTIONS, ("grpc.max_receive_message_length", max_request_bytes)],
+        maximum_concurrent_rpcs=_MAX_CALLS,
+    )
     names = register(server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     served = (*names, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(served, server)
-    try:
-        bound = server.add_insecure_port(f"{host}:{port}")
-    except RuntimeError:
-        bound = 0
-    if bound == 0:
-        raise Unavailable(f"cannot listen on {host}:{port} (gRPC): the port is in use")
+    bound = _bind(server, host, port, access.tls)
     await server.start()
     for name in ("", *names):
         await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -73,9 +85,21 @@ async def grpc_server(
         await server.stop(grace=2.0)
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    """A channel to host:port with Headway's limits and keepalive."""
-    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+def channel(address: str, access: Access | None = None) -> grpc.aio.Channel:
+    """A channel to host:port with Headway's limits and keepalive, our token and certificate.
+
+    `access`: the process's own by default. InvalidSpec when the address is none.
+    """
+    access = access or Access(token=own_token(), tls=process_tls())
+    target = f"dns:///{checked_address(address)}"  # a host may be called like a scheme
+    if access.tls is None:
+        link = grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
+    else:
+        name = access.tls.name
+        named = [("grpc.ssl_target_name_override", name)] if name else []
+        credentials = channel_credentials(access.tls)
+        link = grpc.aio.secure_channel(target, credentials, [*_CHANNEL_OPTIONS, *named])
+    return signed(link, access.token) if access.token else link
 
 
 def raise_headway(error: grpc.aio.AioRpcError, peer: str = "") -> NoReturn:
@@ -85,8 +109,26 @@ def raise_headway(error: grpc.aio.AioRpcError, peer: str = "") -> NoReturn:
     for key, value in error.trailing_metadata() or ():
         if key == "headway-kind":
             kind = str(value)
+    if not kind and "larger than max" in details:
+        kind = errors.InvalidSpec.kind  # gRPC's own limit: no repeat will fit either
     cls = _BY_KIND.get(kind) or _BY_STATUS.get(error.code().name, HeadwayError)
     raise cls(f"{peer}: {details}" if peer else details) from error
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None) -> int:
+    where = with_port(host, port)
+    try:
+        if tls is not None:
+            bound = server.add_secure_port(where, server_credentials(tls))
+        else:
+            bound = server.add_insecure_port(where)
+    except RuntimeError:
+        bound = 0
+    if bound == 0:
+        raise Unavailable(f"cannot listen on {where} (gRPC): the port is in use")
+    if tls is None and not is_loopback(host):
+        log.warning("gRPC on %s is not encrypted: tokens cross the network as they are", host)
+    return int(bound)
 
 
 class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]

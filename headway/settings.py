@@ -1,21 +1,34 @@
 """One process's settings: flags, with the environment behind them.
 
-Secrets come from the environment only (`HEADWAY_REDIS_URL`), so that they stand
-in no process list.
+Secrets come from the environment or from files only (`HEADWAY_REDIS_URL`, `HEADWAY_TOKEN`),
+so that they stand in no process list.
 """
 
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
 import secrets
 import socket
 from dataclasses import dataclass
 
+from headway.access.secrets import check_no_password
 from headway.errors import InvalidSpec
+from headway.ports import address_towards, checked_address, is_host, is_loopback, is_wildcard
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+
+# Flags that name who we are and whom we let in. They are put into the environment, so that
+# the processes which a service starts are the same to others (`headway.access.process`).
+_ACCESS_FLAGS = {
+    "--token-file": "file with the token that this process shows to others",
+    "--tokens": "file of the tokens that are let in (made by `headway token create`)",
+    "--tls-dir": "folder with tls.crt, tls.key and ca.crt",
+    "--tls-cert": "this process's certificate (PEM)",
+    "--tls-key": "its key (PEM)",
+    "--tls-ca": "the CA of the fleet's certificates (PEM)",
+    "--tls-name": "what the other services' certificates are made out to, if not their address",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +37,8 @@ class ServiceSettings:
 
     role: str  # coordinator, rollout, learner or reward
     node_id: str
-    host: str  # the address bound, and told to the fleet
+    host: str  # the address bound
+    advertise: str  # the address told to the fleet; the weight group binds it
     port: int  # gRPC; 0: a free one
     http_port: int  # REST, health and metrics; 0: a free one
     coordinator: str  # host:port of the FleetService; empty: on its own
@@ -36,7 +50,14 @@ def add_service_flags(parser: argparse.ArgumentParser, role: str) -> None:
     """Adds the flags that all services share."""
     env = os.environ
     parser.add_argument("--node-id", default="", help="unique name in the fleet; default: made up")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; beyond loopback: with tokens"
+    )
+    parser.add_argument(
+        "--advertise",
+        default="",
+        help="address told to the fleet; default: --host, or our own on the way to the coordinator",
+    )
     parser.add_argument("--port", type=_port, default=0, help="gRPC port; 0: a free one")
     parser.add_argument("--http-port", type=_port, default=0, help="HTTP port; 0: a free one")
     if role != "coordinator":
@@ -48,40 +69,62 @@ def add_service_flags(parser: argparse.ArgumentParser, role: str) -> None:
     parser.add_argument(
         "--redis",
         default=env.get("HEADWAY_REDIS_URL", DEFAULT_REDIS_URL),
-        help="Redis or Valkey URL; prefer env HEADWAY_REDIS_URL when it holds a password",
+        help="Redis or Valkey URL; in env HEADWAY_REDIS_URL when it holds a password",
     )
+    for flag, text in _ACCESS_FLAGS.items():
+        name = _env_name(flag)
+        parser.add_argument(flag, default=env.get(name, ""), help=f"{text} (env {name})")
     parser.add_argument("--log-level", default=env.get("HEADWAY_LOG_LEVEL", "info"))
     parser.set_defaults(role=role)
 
 
 def service_settings(namespace: argparse.Namespace) -> ServiceSettings:
-    """Settings from parsed flags. InvalidSpec when a bind would be open to the network."""
-    if not is_loopback(namespace.host):
+    """Settings from parsed flags.
+
+    InvalidSpec when a bind would be open to the network, a token or certificate cannot be
+    used, or a password stands on the command line.
+    """
+    from headway.access.process import process_access  # what a bad job need not wait for
+
+    for flag in _ACCESS_FLAGS:
+        os.environ[_env_name(flag)] = getattr(namespace, flag[2:].replace("-", "_"))
+    access = process_access()
+    host, coordinator = namespace.host, getattr(namespace, "coordinator", "")
+    if not is_loopback(host) and access.gate is None:
         raise InvalidSpec(
-            f"--host {namespace.host} is not a loopback address: services without a token listen"
-            " on 127.0.0.1 only"
+            f"--host {host} is not a loopback address: without --tokens or a token of its own"
+            " (HEADWAY_TOKEN) a service listens on 127.0.0.1 only"
         )
+    if coordinator:
+        checked_address(coordinator)
+    if namespace.redis != os.environ.get("HEADWAY_REDIS_URL", DEFAULT_REDIS_URL):
+        check_no_password(namespace.redis)
     role = namespace.role
     return ServiceSettings(
         role=role,
         node_id=namespace.node_id or f"{role}-{socket.gethostname()}-{secrets.token_hex(3)}",
-        host=namespace.host,
+        host=host,
+        advertise=_advertised(namespace.advertise, host, coordinator),
         port=namespace.port,
         http_port=namespace.http_port,
-        coordinator=getattr(namespace, "coordinator", ""),
+        coordinator=coordinator,
         redis_url=namespace.redis,
         log_level=namespace.log_level,
     )
 
 
-def is_loopback(host: str) -> bool:
-    """True for `localhost` and addresses of the loopback range."""
-    if host == "localhost":
-        return True
+def _advertised(given: str, host: str, coordinator: str) -> str:
+    if given:
+        if not is_host(given) or is_wildcard(given):
+            raise InvalidSpec(f"--advertise {given!r} is no address that others can reach")
+        return given
+    if not is_wildcard(host):
+        return host
+    name, _, port = coordinator.rpartition(":")
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        return address_towards(name.strip("[]"), int(port)) if coordinator else "127.0.0.1"
+    except OSError as error:
+        raise InvalidSpec(f"--coordinator {coordinator}: {error.strerror}") from None
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
@@ -94,6 +137,10 @@ def parse_cores(text: str) -> tuple[int, ...]:
     except ValueError:
         raise InvalidSpec(f"cores {text!r} are not of the form 0,2-3") from None
     return tuple(sorted(cores))
+
+
+def _env_name(flag: str) -> str:
+    return "HEADWAY_" + flag[2:].replace("-", "_").upper()
 
 
 def _port(text: str) -> int:

@@ -16,15 +16,34 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from headway import __version__
+from headway.access.http import MAX_BODY_BYTES, HttpDoor
+from headway.access.identity import process_tls
+from headway.access.process import Access, process_access
+from headway.access.tls import TlsFiles
 from headway.errors import HeadwayError, Unavailable
+from headway.ports import is_loopback, with_port
+from headway.telemetry import get_logger
+
+log = get_logger(__name__)
+
+_MAX_CONNECTIONS = 1000
 
 
-def make_app(title: str, ready: Callable[[], bool]) -> FastAPI:
-    """An app with /healthz, /readyz, /metrics and errors as JSON.
+def make_app(
+    title: str,
+    ready: Callable[[], bool],
+    *,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    access: Access | None = None,
+) -> FastAPI:
+    """An app with /healthz, /readyz, /metrics and errors as JSON, behind a door.
 
-    Every error answers `{"error": {"kind": …, "message": …}}`.
+    Every error answers `{"error": {"kind": …, "message": …}}`. `access`: the process's own
+    by default.
     """
     app = FastAPI(title=title, version=__version__, redoc_url=None)
+    gate = (access or process_access()).gate
+    app.add_middleware(HttpDoor, gate=gate, max_body_bytes=max_body_bytes)
 
     @app.get("/healthz", include_in_schema=False)
     async def healthz() -> PlainTextResponse:
@@ -70,11 +89,18 @@ class _Server(uvicorn.Server):
         yield
 
 
+def http_url(host: str, port: int) -> str:
+    """Where a server of this process is reached."""
+    return f"{'https' if process_tls() else 'http'}://{with_port(host, port)}"
+
+
 @asynccontextmanager
-async def serve_http(app: FastAPI, host: str, port: int) -> AsyncIterator[int]:
+async def serve_http(
+    app: FastAPI, host: str, port: int, tls: TlsFiles | None = None
+) -> AsyncIterator[int]:
     """Serves `app` while the block runs; gives the bound port.
 
-    Raises Unavailable when the port is taken.
+    `tls`: the process's own certificates by default. Unavailable when the port is taken.
     """
     # asyncio switches Nagle's delay off (40 ms an answer) only where it reads TCP.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -86,7 +112,19 @@ async def serve_http(app: FastAPI, host: str, port: int) -> AsyncIterator[int]:
     except OSError as error:
         listener.close()
         raise Unavailable(f"cannot listen on {host}:{port} (HTTP): {error.strerror}") from None
-    config = uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=2)
+    tls = tls or process_tls()
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        lifespan="on",
+        timeout_graceful_shutdown=2,
+        limit_concurrency=_MAX_CONNECTIONS,
+        server_header=False,
+        ssl_certfile=tls.cert if tls else None,
+        ssl_keyfile=tls.key if tls else None,
+    )
+    if tls is None and not is_loopback(host):
+        log.warning("HTTP on %s is not encrypted: tokens cross the network as they are", host)
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     try:

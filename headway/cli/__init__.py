@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "jobs": ("jobs", "List jobs, or show one."),
     "events": ("events", "Show what happened in a job."),
     "cancel": ("cancel", "Cancel a job."),
+    "token": ("token", "Make, list and revoke tokens."),
     "report": ("report", "Write the report of a run folder again."),
     "version": ("version", "Show the version."),
 }

@@ -14,6 +14,7 @@ _BY_KIND = {
     "no_capacity": UNREACHABLE,
     "unavailable": UNREACHABLE,
     "unauthorized": UNREACHABLE,
+    "forbidden": UNREACHABLE,
     "deadline": UNREACHABLE,
 }
 

@@ -10,12 +10,14 @@ from urllib.parse import urlsplit
 
 import click
 
+from headway.access.secrets import check_no_password, read_secret
 from headway.errors import InvalidSpec, Unavailable
 from headway.fleet.spec import DEFAULT_API_PORT, LocalFleetSpec, split_cores
 from headway.fleet.state import default_state_dir, read_state
 from headway.jobspec import JobSpec, load_job
 from headway.models import check_model, expand_user
-from headway.settings import is_loopback, parse_cores
+from headway.ports import is_loopback
+from headway.settings import parse_cores
 from headway.yamls import load_yaml
 
 if TYPE_CHECKING:
@@ -76,7 +78,12 @@ def fleet_spec(
     port: int,
     ephemeral: bool = False,
 ) -> LocalFleetSpec:
-    """The fleet that the options describe. InvalidSpec for cores that are not there."""
+    """The fleet that the options describe.
+
+    InvalidSpec for cores that are not there, and for a password on the command line.
+    """
+    if redis_url and redis_url != os.environ.get("HEADWAY_REDIS_URL"):
+        check_no_password(redis_url)
     ours = tuple(sorted(os.sched_getaffinity(0)))
     learner, rollout = split_cores(ours)
     return LocalFleetSpec(
@@ -118,10 +125,18 @@ def api_url(given: str | None) -> str:
 
 
 def connect(given: str | None) -> HeadwayClient:
-    """A client of the coordinator at `given`, or of the fleet on this machine."""
+    """A client of the coordinator at `given`, or of the fleet on this machine.
+
+    The fleet on this machine is shown the token that it made for us; any other that of
+    HEADWAY_TOKEN or HEADWAY_TOKEN_FILE.
+    """
     from headway.client import HeadwayClient  # what a bad job need not wait for
 
-    return HeadwayClient(api_url(given))
+    url = api_url(given)
+    state = read_state(default_state_dir())
+    if state is not None and state.token_file and state.api_url == url.rstrip("/"):
+        return HeadwayClient(url, read_secret(Path(state.token_file), "the fleet's token"))
+    return HeadwayClient(url)
 
 
 def is_local(url: str) -> bool:

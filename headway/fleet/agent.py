@@ -91,7 +91,7 @@ class FleetAgent:
                     registered = await self._beat(stub)
                     self._connection(True)
                 except grpc.aio.AioRpcError as error:
-                    self._connection(False, error.code().name)
+                    self._connection(False, error.details() or error.code().name)
                 await self._pause(interval_s, lifecycle)
 
     async def leave(self) -> None:

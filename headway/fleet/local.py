@@ -25,8 +25,10 @@ from headway.fleet.state import (
     forget_state,
     instance_lock,
     make_folder,
+    make_tokens,
     record_of,
     stop_recorded,
+    tokens_file,
     write_state,
 )
 from headway.ports import free_port
@@ -39,6 +41,8 @@ _MAX_RESTARTS = 3
 # Chosen anew at each start, so that a node started again is another one to its peers, with no
 # failures of its predecessor held against it.
 _ANY_PORT = 0
+# A fleet on one machine listens on loopback only, where there is nothing to encrypt.
+_TLS_SETTINGS = tuple(f"HEADWAY_TLS_{part}" for part in ("DIR", "CERT", "KEY", "CA", "NAME"))
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -73,6 +77,13 @@ class LocalFleet:
         self._valkey_record: ProcessRecord | None = None
         self._valkey_restarts = 0
         self._redis_url = spec.redis_url or ""
+        self._token_file, service_token = make_tokens(spec.state_dir)
+        self._access_env = {
+            **dict.fromkeys(_TLS_SETTINGS, ""),
+            "HEADWAY_TOKEN": "",  # the user's, for another fleet
+            "HEADWAY_TOKEN_FILE": str(service_token),
+            "HEADWAY_TOKENS": str(tokens_file(spec.state_dir)),
+        }
         self._supervisor = record_of("headway", os.getpid())
 
     def start(self, say: Callable[[str], None]) -> None:
@@ -168,7 +179,8 @@ class LocalFleet:
             *("--node-id", f"{name}-{os.getpid()}"),
             *("--host", HOST, "--port", str(port), "--http-port", str(http_port)),
         )
-        env = {**_ONE_THREAD, "HEADWAY_REDIS_URL": self._redis_url, "PYTHONUNBUFFERED": "1"}
+        env = {**_ONE_THREAD, **self._access_env, "PYTHONUNBUFFERED": "1"}
+        env["HEADWAY_REDIS_URL"] = self._redis_url
         env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(max(1, threads))
         spec = ChildSpec(
             name=name,
@@ -212,6 +224,7 @@ class LocalFleet:
                 api_url=self.api_url,
                 redis_url=self._redis_url,
                 runs_dir=str(self.spec.runs_dir),
+                token_file=str(self._token_file),
                 ready=ready,
                 processes=tuple(records),
             ),

@@ -2,7 +2,8 @@
 
 One folder an instance: `fleet.lock` (held by the command that runs the fleet, for as
 long as it lives), `fleet.json` (addresses and processes; mode 0600, since the Redis URL
-may hold a password) and `logs/`.
+may hold a password), `tokens.json` (hashes of the tokens let in), `admin.token` and
+`service.token` (mode 0600: ours and the processes'; made anew at each start) and `logs/`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any
 
 import psutil
 
+from headway.access.secrets import write_secret
+from headway.access.tokens import TokenFile, add_token
 from headway.errors import Conflict, InvalidSpec
 
 
@@ -55,6 +58,7 @@ class FleetState:
     runs_dir: str
     ready: bool
     processes: tuple[ProcessRecord, ...]
+    token_file: str = ""  # holds a token that may do everything here
 
 
 def record_of(name: str, pid: int, log: str = "", http_address: str = "") -> ProcessRecord:
@@ -68,6 +72,25 @@ def default_state_dir() -> Path:
         return Path(chosen).absolute()
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "headway" / "default"
+
+
+def tokens_file(state_dir: Path) -> Path:
+    """The tokens that the fleet's services accept."""
+    return state_dir / "tokens.json"
+
+
+def make_tokens(state_dir: Path) -> tuple[Path, Path]:
+    """Makes this start's tokens: files of the user's (admin) and of the processes' (service).
+
+    Tokens that people made (`headway token create`) stay.
+    """
+    file = TokenFile(tokens_file(state_dir))
+    paths: list[Path] = []
+    for role in ("admin", "service"):
+        token, _ = add_token(file, "admin" if role == "admin" else "service", role, only=True)
+        paths.append(state_dir / f"{role}.token")
+        write_secret(paths[-1], token + "\n")
+    return paths[0], paths[1]
 
 
 def write_state(state_dir: Path, state: FleetState) -> None:

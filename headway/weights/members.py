@@ -25,12 +25,11 @@ class MemberClient:
     def __init__(self, job_id: str, member: Member) -> None:
         self.member = member
         self._job_id = job_id
-        self._channel = channel(member.address)
-        self._stub: Any = rollout_pb2_grpc.RolloutServiceStub(self._channel)
+        self._channel: grpc.aio.Channel | None = None
 
     async def join(self, invite: EpochInvite) -> None:
         """Returns when the node has its seat."""
-        await self._call(self._stub.JoinWeightGroup, invite_to_pb(invite), invite.timeout_s)
+        await self._call("JoinWeightGroup", invite_to_pb(invite), invite.timeout_s)
 
     async def install(
         self, epoch: int, manifest: WeightManifest, timeout_s: float
@@ -42,7 +41,7 @@ class MemberClient:
             manifest=manifest_to_pb(manifest),
             timeout_s=timeout_s,
         )
-        answer = await self._call(self._stub.InstallWeights, request, timeout_s)
+        answer = await self._call("InstallWeights", request, timeout_s)
         return InstallReport(answer.version, answer.digest, answer.pause_s)
 
     async def catch_up(
@@ -58,33 +57,41 @@ class MemberClient:
             snapshot_address=address,
             timeout_s=timeout_s,
         )
-        answer = await self._call(self._stub.CatchUp, request, None)
+        answer = await self._call("CatchUp", request, None)
         return InstallReport(answer.version, answer.digest, answer.pause_s)
 
     async def leave(self, timeout_s: float) -> None:
         """Takes the node's seat back; never raises, since the node may be gone."""
         request = rollout_pb2.LeaveWeightGroupRequest(job_id=self._job_id)
         try:
-            await self._call(self._stub.LeaveWeightGroup, request, timeout_s)
+            await self._call("LeaveWeightGroup", request, timeout_s)
         except HeadwayError:
             return
 
     async def alive(self, timeout_s: float) -> bool:
         """Whether the node's server answers at all."""
-        health: Any = health_pb2_grpc.HealthStub(self._channel)
         try:
+            health: Any = health_pb2_grpc.HealthStub(self._link())
             await health.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
-        except grpc.aio.AioRpcError:
+        except (grpc.aio.AioRpcError, HeadwayError):
             return False
         return True
 
     async def close(self) -> None:
         """Closes the channel."""
-        await asyncio.shield(self._channel.close())
+        if self._channel is not None:
+            await asyncio.shield(self._channel.close())
 
-    async def _call(self, method: Any, request: Any, timeout_s: float | None) -> Any:
+    def _link(self) -> grpc.aio.Channel:
+        """Made when it is used: what a node announces as its address may be none."""
+        if self._channel is None:
+            self._channel = channel(self.member.address)
+        return self._channel
+
+    async def _call(self, method: str, request: Any, timeout_s: float | None) -> Any:
+        stub = rollout_pb2_grpc.RolloutServiceStub(self._link())
         try:
-            return await method(request, timeout=timeout_s and timeout_s + _GRACE_S)
+            return await getattr(stub, method)(request, timeout=timeout_s and timeout_s + _GRACE_S)
         except grpc.aio.AioRpcError as error:
             raise_headway(error, f"node {self.member.node_id} at {self.member.address}")
 

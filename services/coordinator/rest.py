@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from headway.errors import InvalidSpec
 from headway.jobs import JOB_ID, JobRecord, check_job_id, record_to_dict
-from headway.web import error_response, make_app
+from headway.web import make_app
 from services.coordinator.body import MAX_BODY_BYTES, parse_submission
 from services.coordinator.controller import Coordinator
 from services.coordinator.fleet import Node
@@ -36,7 +36,11 @@ LastEventId = Annotated[str, Header(max_length=128)]
 
 def build_app(coordinator: Coordinator, stopping: asyncio.Event) -> FastAPI:
     """The coordinator's HTTP application. Streams end when `stopping` is set."""
-    app = make_app("Headway coordinator", ready=lambda: coordinator.healthy)
+    app = make_app(
+        "Headway coordinator",
+        ready=lambda: coordinator.healthy,
+        max_body_bytes=MAX_BODY_BYTES,
+    )
     _add_jobs(app, coordinator)
     _add_journals(app, coordinator, stopping)
 
@@ -63,8 +67,6 @@ def _add_jobs(app: FastAPI, coordinator: Coordinator) -> None:
         if idempotency_key is not None and not 1 <= len(idempotency_key) <= _MAX_KEY:
             raise InvalidSpec(f"Idempotency-Key: 1 to {_MAX_KEY} characters are taken")
         body = await _read_body(request)
-        if body is None:
-            return error_response(413, "invalid", f"a job has at most {MAX_BODY_BYTES} bytes")
         # In a thread: YAML of the greatest size takes seconds, and heartbeats must not wait.
         content_type = request.headers.get("content-type", "")
         submission = await asyncio.to_thread(parse_submission, body, content_type)
@@ -146,17 +148,11 @@ async def _known(coordinator: Coordinator, job_id: str) -> JobRecord:
     return await coordinator.store.get(job_id if JOB_ID.fullmatch(job_id) else "")
 
 
-async def _read_body(request: Request) -> bytes | None:
-    """The body, or None as soon as it is longer than a job may be."""
-    body = bytearray()
+async def _read_body(request: Request) -> bytes:
     try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                return None
+        return await request.body()
     except ClientDisconnect:
         raise InvalidSpec("the body broke off") from None
-    return bytes(body)
 
 
 def _node_row(node: Node, silence_s: float) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from headway.lifecycle import Lifecycle
+from headway.ports import with_port
 from headway.redis_client import connect
 from headway.rpc import grpc_server
 from headway.settings import ServiceSettings
 from headway.telemetry import get_logger
-from headway.web import serve_http
+from headway.web import http_url, serve_http
 from services.coordinator.controller import Coordinator
 from services.coordinator.fleet import FleetRegistry
 from services.coordinator.rest import build_app
@@ -37,8 +38,8 @@ async def serve(
             log.info(
                 "the coordinator is up",
                 extra={
-                    "grpc_address": f"{settings.host}:{grpc_port}",
-                    "http_address": f"http://{settings.host}:{http_port}",
+                    "grpc_address": with_port(settings.advertise, grpc_port),
+                    "http_address": http_url(settings.advertise, http_port),
                 },
             )
             await lifecycle.wait_stopping()

@@ -10,9 +10,10 @@ import grpc
 from headway.fleet.agent import FleetAgent, describe_node
 from headway.lifecycle import Lifecycle
 from headway.pb import learner_pb2_grpc, types_pb2
+from headway.ports import with_port
 from headway.rpc import grpc_server
 from headway.settings import ServiceSettings
-from headway.web import make_app, serve_http
+from headway.web import http_url, make_app, serve_http
 from services.learner.agent import AgentSettings, LearnerAgent
 from services.learner.rpc import SERVICE_NAME, LearnerServicer
 from services.learner.trainer_settings import TrainerSettings
@@ -34,7 +35,7 @@ async def serve(
 
     agent = LearnerAgent(
         AgentSettings(
-            runs_dir, settings.redis_url, settings.host, cores, settings.log_level, trainer
+            runs_dir, settings.redis_url, settings.advertise, cores, settings.log_level, trainer
         ),
         changed,
     )
@@ -50,8 +51,8 @@ async def serve(
         serve_http(app, settings.host, settings.http_port) as http_port,
     ):
         node = describe_node(
-            settings, types_pb2.ROLE_LEARNER, f"{settings.host}:{port}",
-            f"http://{settings.host}:{http_port}", len(cores),
+            settings, types_pb2.ROLE_LEARNER, with_port(settings.advertise, port),
+            http_url(settings.advertise, http_port), len(cores),
         )  # fmt: skip
         fleet = FleetAgent(settings.coordinator, node, agent.reconcile, agent.statuses)
         lifecycle.spawn(fleet.run(lifecycle), "fleet")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import grpc
 
-from headway.errors import JobFailed
+from headway.errors import InvalidSpec, JobFailed
 from headway.ledger.api import Counts, Ledger
 from headway.patience import patiently
 from headway.pb import rollout_pb2, rollout_pb2_grpc
@@ -52,13 +52,13 @@ class RolloutMeter:
             await link.close()
 
     async def _ask(self, address: str) -> NodeReading | None:
-        if address not in self._channels:
-            self._channels[address] = channel(address)
-        stub = rollout_pb2_grpc.RolloutServiceStub(self._channels[address])
         try:
+            if address not in self._channels:
+                self._channels[address] = channel(address)
+            stub = rollout_pb2_grpc.RolloutServiceStub(self._channels[address])
             answer = await stub.GetStatus(rollout_pb2.GetStatusRequest(), timeout=_CALL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            log.debug("no status from %s: %s", address, error.code().name)
+        except (grpc.aio.AioRpcError, InvalidSpec) as error:
+            log.debug("no status from %s: %s", address, error)
             return None
         return NodeReading(time.monotonic(), answer.busy_s, answer.num_tokens_sampled)
 

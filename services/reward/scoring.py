@@ -43,6 +43,11 @@ class ServiceLimits:
     max_request_s: float = 3600.0
     max_remembered: int = 200_000  # results kept for repeated request ids
 
+    @property
+    def max_wire_bytes(self) -> int:
+        """Of a request on its way: beyond its items' texts, what frames and escapes them."""
+        return self.max_request_bytes * 5 // 4 + (1 << 20)
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

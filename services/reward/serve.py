@@ -11,10 +11,11 @@ from functools import partial
 from headway.fleet.agent import FleetAgent, describe_node
 from headway.lifecycle import Lifecycle
 from headway.pb import fleet_pb2, types_pb2
+from headway.ports import with_port
 from headway.rpc import grpc_server
 from headway.settings import ServiceSettings
 from headway.telemetry import get_logger
-from headway.web import make_app, serve_http
+from headway.web import http_url, make_app, serve_http
 from services.reward import rest, rpc
 from services.reward.scoring import Scorer, ServiceLimits
 from services.reward.workers import PoolSettings, WorkerPool
@@ -36,7 +37,7 @@ class RewardServer:
 @asynccontextmanager
 async def reward_server(
     host: str, port: int, http_port: int, pool_settings: PoolSettings, limits: ServiceLimits,
-    lifecycle: Lifecycle,
+    lifecycle: Lifecycle, advertise: str = "",
 ) -> AsyncIterator[RewardServer]:  # fmt: skip
     """A service that scores while the block runs, then drains.
 
@@ -44,17 +45,28 @@ async def reward_server(
     """
     pool = WorkerPool(pool_settings)
     scorer = Scorer(pool, limits)
-    app = make_app("Headway reward service", lambda: pool.num_ready > 0 and not scorer.draining)
+    app = make_app(
+        "Headway reward service",
+        lambda: pool.num_ready > 0 and not scorer.draining,
+        max_body_bytes=limits.max_wire_bytes,
+    )
     rest.add_routes(app, scorer)
     try:
         await pool.start()
         feeding = lifecycle.spawn(pool.run(), "workers")
         async with (
-            grpc_server(host, port, partial(rpc.register, scorer)) as bound,
+            grpc_server(
+                host,
+                port,
+                partial(rpc.register, scorer),
+                max_request_bytes=limits.max_wire_bytes,
+            ) as bound,
             serve_http(app, host, http_port) as http_bound,
         ):
             try:
-                yield RewardServer(f"{host}:{bound}", f"http://{host}:{http_bound}", pool, scorer)
+                told = advertise or host
+                address, http_address = with_port(told, bound), http_url(told, http_bound)
+                yield RewardServer(address, http_address, pool, scorer)
             finally:
                 lifecycle.stopping.set()
                 await scorer.drain(_DRAIN_S)
@@ -70,7 +82,7 @@ async def main(
 ) -> None:
     """Serves until asked to stop."""
     address = (settings.host, settings.port, settings.http_port)
-    async with reward_server(*address, pool, limits, lifecycle) as server:
+    async with reward_server(*address, pool, limits, lifecycle, settings.advertise) as server:
         log.info(
             "reward service ready",
             extra={"address": server.address, "http_address": server.http_address},

@@ -10,11 +10,12 @@ from prometheus_client import Gauge
 from headway.fleet.agent import FleetAgent, describe_node
 from headway.lifecycle import Lifecycle
 from headway.pb import types_pb2
+from headway.ports import with_port
 from headway.redis_client import connect, ping
 from headway.rpc import grpc_server
 from headway.settings import ServiceSettings
 from headway.telemetry import get_logger
-from headway.web import make_app, serve_http
+from headway.web import http_url, make_app, serve_http
 from services.rollout import rpc
 from services.rollout.engines import EngineSettings
 from services.rollout.node import RolloutNode
@@ -42,8 +43,8 @@ async def main(
             grpc_server(settings.host, settings.port, partial(rpc.register, node)) as port,
             serve_http(app, settings.host, settings.http_port) as http_port,
         ):
-            address = f"{settings.host}:{port}"
-            http_address = f"http://{settings.host}:{http_port}"
+            address = with_port(settings.advertise, port)
+            http_address = http_url(settings.advertise, http_port)
             node.worker = WorkerSettings(settings.node_id, address)
             described = describe_node(
                 settings, types_pb2.ROLE_ROLLOUT, address, http_address, len(engine.cores),

@@ -1,6 +1,7 @@
 """What the coordinator survives, what it lets go, and how it ends."""
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -219,8 +220,9 @@ async def ready_is(http, status):
 
 
 def start(*flags, redis_url):
-    argv = [sys.executable, "-m", "services.coordinator", *flags, "--redis", redis_url]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    argv = [sys.executable, "-m", "services.coordinator", *flags]
+    env = {**os.environ, "HEADWAY_REDIS_URL": redis_url}
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30)
 
 
 def test_starts_that_cannot_be_end_with_a_clear_error(store):
@@ -238,6 +240,7 @@ def test_starts_that_cannot_be_end_with_a_clear_error(store):
             (("--port", port), store, 3, f"{port} (gRPC): the port is in use"),
             (("--host", "0.0.0.0"), store, 2, "not a loopback address"),
             (("--lost-after-s", "0.5"), store, 2, "--heartbeat-s"),
+            (("--redis", store), "", 2, "a password on the command line is seen by everyone"),
             (("--no-such-flag",), store, 2, "--no-such-flag"),
         ):
             done = start(*flags, redis_url=url)

@@ -51,7 +51,7 @@ async def test_s079_a_client_that_died_before_the_answer_retries_safely(client, 
     await small_fleet(nodes)
     body = json.dumps({**SPEC, "job_id": "retried"}).encode()
     with socket.create_connection(("127.0.0.1", coordinator.ports["http_port"])) as link:
-        head = f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         link.sendall(head.encode() + body)
     await eventually(lambda: found(client, "retried"))
     again = await client.submit(SPEC, "retried")

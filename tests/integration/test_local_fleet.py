@@ -164,7 +164,7 @@ def test_killed_rollout_node_and_redis_are_started_again_and_the_job_goes_on(
     state = read_state(tmp_path / "state")
     assert state is not None
     (node,) = (record for record in state.processes if record.name == "rollout-0")
-    with HeadwayClient(state.api_url) as client:
+    with HeadwayClient(state.api_url, Path(state.token_file).read_text().strip()) as client:
         before = rollout_address(client)
         os.kill(node.pid, signal.SIGKILL)
         run.until("starting rollout-0 again")

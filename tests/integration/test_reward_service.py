@@ -202,3 +202,9 @@ async def reward_stub(num_too_few=0):
 
     async with grpc_server("127.0.0.1", 0, register) as port:
         yield f"127.0.0.1:{port}", deadlines
+
+
+async def test_a_request_beyond_what_the_wire_takes_is_the_requests_fault():
+    async with service(limits=ServiceLimits(max_request_bytes=1000)) as (_, client):
+        with pytest.raises(InvalidSpec, match="larger than max"):
+            await client.score("", "", QUICKSTART, [ScoreItem("", "x" * (2 << 20), {})], 5.0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -59,7 +60,8 @@ async def test_a_job_that_cannot_be_served_is_reported_with_its_error(valkey_url
 
 def refused(*flags, redis_url="redis://127.0.0.1:1/0"):
     done = subprocess.run(
-        [sys.executable, "-m", "services.rollout", *flags, "--redis", redis_url],
+        [sys.executable, "-m", "services.rollout", *flags],
+        env={**os.environ, "HEADWAY_REDIS_URL": redis_url},
         capture_output=True,
         text=True,
         timeout=30,

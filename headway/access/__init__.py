@@ -1,0 +1,1 @@
+"""Who is let in, who we are to others, and what a job may make us open."""
