@@ -26,6 +26,7 @@ from redis.retry import Retry
 
 from headway.errors import Conflict, Unavailable
 from headway.ports import free_port
+from headway.redis_acl import SERVICES, Service, derived_password, user_line
 
 START_DEADLINE_S = 10.0
 STOP_DEADLINE_S = 10.0
@@ -50,6 +51,7 @@ appendonly yes
 appendfsync everysec
 save ""
 daemonize no
+{users}
 logfile "{log}"
 """
 
@@ -73,10 +75,16 @@ class EmbeddedValkey:
 
     @property
     def url(self) -> str:
-        """The server's URL, password included; not for logs (see `redis_client.redact`)."""
+        """The server's URL for its administrator, password included; not for logs."""
         if self._process is None:
             raise Unavailable("the embedded Valkey is not running; call start() first")
         return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
+
+    def url_of(self, service: Service) -> str:
+        """The server's URL for one service: its own user, who may do what that service does."""
+        return self.url.replace(
+            f":{self._password}@", f"{service}:{derived_password(self._password, service)}@"
+        )
 
     @property
     def pid(self) -> int | None:
@@ -162,6 +170,10 @@ class EmbeddedValkey:
                 port=self._port,
                 data_dir=self.data_dir,
                 password=self._password,
+                users="\n".join(
+                    user_line(service, derived_password(self._password, service))
+                    for service in SERVICES
+                ),
                 log=self.log_path,
             ),
         )

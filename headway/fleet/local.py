@@ -32,6 +32,7 @@ from headway.fleet.state import (
     write_state,
 )
 from headway.ports import free_port
+from headway.redis_acl import Service
 from headway.redis_client import ping
 from headway.valkey import EmbeddedValkey
 
@@ -167,7 +168,7 @@ class LocalFleet:
 
     def _launch(
         self,
-        service: str,
+        service: Service,
         port: int,
         http_port: int,
         flags: tuple[str, ...] = (),
@@ -180,7 +181,7 @@ class LocalFleet:
             *("--host", HOST, "--port", str(port), "--http-port", str(http_port)),
         )
         env = {**_ONE_THREAD, **self._access_env, "PYTHONUNBUFFERED": "1"}
-        env["HEADWAY_REDIS_URL"] = self._redis_url
+        env["HEADWAY_REDIS_URL"] = self._redis_for(service)
         env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(max(1, threads))
         spec = ChildSpec(
             name=name,
@@ -191,6 +192,12 @@ class LocalFleet:
         )
         self._children.append(Child(spec))
         self._note(ready=False)
+
+    def _redis_for(self, service: Service) -> str:
+        """The least that the service needs: of an embedded server its own user; reward none."""
+        if service == "reward":
+            return ""
+        return self._valkey.url_of(service) if self._valkey is not None else self._redis_url
 
     def _wait_ready(self) -> None:
         end = time.monotonic() + _READY_TIMEOUT_S

@@ -1,18 +1,31 @@
 """The local fleet through the real command: it starts, survives, and leaves nothing behind."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 from pathlib import Path
 
+import grpc
+import httpx
 import psutil
 import pytest
 import yaml
 
+from headway.access.process import Access
 from headway.client import HeadwayClient
-from headway.fleet.state import read_state
+from headway.fleet.state import FleetState, read_state
+from headway.pb import (
+    learner_pb2,
+    learner_pb2_grpc,
+    reward_pb2,
+    reward_pb2_grpc,
+    rollout_pb2,
+    rollout_pb2_grpc,
+)
 from headway.ports import free_port
+from headway.rpc import channel
 from tests.support.tiny_model import build_tiny_model
 from tests.support.whole_job import command, environment, tiny_job
 
@@ -179,6 +192,50 @@ def test_killed_rollout_node_and_redis_are_started_again_and_the_job_goes_on(
     assert "succeeded after 200 steps" in run.output
 
 
+def secrets_of(state: FleetState) -> list[str]:
+    folder = Path(state.token_file).parent
+    tokens = [(folder / f"{role}.token").read_text().strip() for role in ("admin", "service")]
+    return [*tokens, state.redis_url.partition("://:")[2].partition("@")[0]]
+
+
+def check_secrets(state: FleetState, family: list[psutil.Process]) -> None:
+    """They stand in no command line and no log, and in files of their owner's only."""
+    secrets = secrets_of(state)
+    assert len(secrets) == 3 and all(len(secret) > 20 for secret in secrets)
+    seen = " ".join(part for process in family for part in process.cmdline())
+    folder = Path(state.token_file).parent
+    seen += " ".join(log.read_text() for log in (folder / "logs").iterdir())
+    assert not [secret for secret in secrets if secret in seen]
+    for path in folder.rglob("*"):
+        if path.is_file() and any(s.encode() in path.read_bytes() for s in secrets):
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
+async def check_doors(state: FleetState) -> None:
+    """Nobody gets in anywhere without a token."""
+    with HeadwayClient(state.api_url, Path(state.token_file).read_text().strip()) as client:
+        nodes = client.fleet()["nodes"]
+    assert {node["role"] for node in nodes} == {"learner", "rollout", "reward"}
+    calls = {
+        "learner": (learner_pb2_grpc.LearnerServiceStub, "GetLearnerStatus",
+                    learner_pb2.GetLearnerStatusRequest()),
+        "rollout": (rollout_pb2_grpc.RolloutServiceStub, "GetStatus",
+                    rollout_pb2.GetStatusRequest()),
+        "reward": (reward_pb2_grpc.RewardServiceStub, "Score", reward_pb2.ScoreRequest()),
+    }  # fmt: skip
+    async with httpx.AsyncClient() as http:
+        for node in nodes:
+            stub, method, request = calls[node["role"]]
+            async with channel(node["address"], Access()) as link:
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await getattr(stub(link), method)(request, timeout=10)
+            assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            for path in ("/metrics", "/v1/score"):
+                assert (await http.get(node["http_address"] + path)).status_code == 401
+        for path in ("/metrics", "/v1/jobs", "/v1/fleet"):
+            assert (await http.get(state.api_url + path)).status_code == 401
+
+
 def test_up_submit_watch_cancel_down(headway, model, tmp_path):
     port = str(free_port())
     up = headway("up", "--engine", "sim", "--rollouts", "2", "--port", port, "--detach")
@@ -189,8 +246,8 @@ def test_up_submit_watch_cancel_down(headway, model, tmp_path):
     assert names == {"coordinator", "reward", "learner", "rollout-0", "rollout-1", "valkey"}
     assert (tmp_path / "state" / "fleet.json").stat().st_mode & 0o077 == 0  # it holds a password
     family = [p for record in state.processes if (p := record.process()) is not None]
-    for process in family:  # the password is in no command line
-        assert state.redis_url not in " ".join(process.cmdline())
+    check_secrets(state, family)
+    asyncio.run(check_doors(state))
 
     second = headway("up", "--engine", "sim", "--port", str(free_port()))
     assert second.end() == 2
@@ -216,6 +273,13 @@ def test_up_submit_watch_cancel_down(headway, model, tmp_path):
     kinds = [json.loads(line)["kind"] for line in events.output.splitlines()]
     assert kinds[0] == "submitted"
     assert kinds[-1] == "cancelled"
+
+    check_secrets(state, family)
+    runs = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert len(runs) > 8
+    for path in runs:  # nor do a run's own files hold one
+        data = path.read_bytes()
+        assert not [secret for secret in secrets_of(state) if secret.encode() in data], path
 
     down = headway("down")
     assert down.end() == 0

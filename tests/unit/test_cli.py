@@ -35,10 +35,11 @@ def headway(tmp_path):
     env = {k: v for k, v in os.environ.items() if not k.startswith("HEADWAY_")}
     env |= {"HEADWAY_STATE": str(tmp_path / "state"), "HEADWAY_CACHE": str(tmp_path / "cache")}
 
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "headway.cli", *map(str, arguments)],
-            cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False,
+            cwd=tmp_path, env={**env, **more}, capture_output=True, text=True, timeout=120,
+            check=False,
         )  # fmt: skip
 
     return run
@@ -177,7 +178,11 @@ def test_redis_down(headway, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    done = headway("up", "--redis", f"redis://:hush@127.0.0.1:{port}/0")
+    url = f"redis://:hush@127.0.0.1:{port}/0"
+    seen = headway("up", "--redis", url)
+    assert (seen.returncode, "HEADWAY_REDIS_URL" in seen.stderr) == (2, True)
+    assert "hush" not in seen.stderr
+    done = headway("up", HEADWAY_REDIS_URL=url)
     assert done.returncode == 3
     assert f"127.0.0.1:{port}" in done.stderr
     assert "hush" not in done.stderr
@@ -187,7 +192,7 @@ def test_redis_down(headway, tmp_path):
 def test_redis_with_a_wrong_password(headway, tmp_path):
     with EmbeddedValkey(tmp_path / "valkey") as server:
         address = server.url.rpartition("@")[2]
-        done = headway("up", "--redis", f"redis://:wrong-one@{address}")
+        done = headway("up", HEADWAY_REDIS_URL=f"redis://:wrong-one@{address}")
     assert done.returncode == 3
     assert "password" in done.stderr
     assert "wrong-one" not in done.stderr
