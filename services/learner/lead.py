@@ -21,6 +21,7 @@ from headway.ledger.redis_ledger import RedisLedger
 from headway.lifecycle import end_tasks
 from headway.memory import GIB
 from headway.patience import patiently
+from headway.ports import with_port
 from headway.redis_client import connect
 from headway.report import write_report
 from headway.rpc import grpc_server
@@ -182,7 +183,7 @@ class Lead:
         server = SnapshotServer(job_id)
         host = self._settings.host
         port = await self._open.enter_async_context(grpc_server(host, 0, server.register))
-        server.address = f"{host}:{port}"
+        server.address = with_port(host, port)
         return server
 
     async def _wind_up(self, code: int) -> None:

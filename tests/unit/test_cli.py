@@ -182,7 +182,7 @@ def test_redis_down(headway, tmp_path):
     seen = headway("up", "--redis", url)
     assert (seen.returncode, "HEADWAY_REDIS_URL" in seen.stderr) == (2, True)
     assert "hush" not in seen.stderr
-    done = headway("up", HEADWAY_REDIS_URL=url)
+    done = headway("up", "--port", free_port(), HEADWAY_REDIS_URL=url)
     assert done.returncode == 3
     assert f"127.0.0.1:{port}" in done.stderr
     assert "hush" not in done.stderr
@@ -192,7 +192,7 @@ def test_redis_down(headway, tmp_path):
 def test_redis_with_a_wrong_password(headway, tmp_path):
     with EmbeddedValkey(tmp_path / "valkey") as server:
         address = server.url.rpartition("@")[2]
-        done = headway("up", HEADWAY_REDIS_URL=f"redis://:wrong-one@{address}")
+        done = headway("up", "--port", free_port(), HEADWAY_REDIS_URL=f"redis://:wrong-one@{address}")
     assert done.returncode == 3
     assert "password" in done.stderr
     assert "wrong-one" not in done.stderr
