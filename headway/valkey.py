@@ -10,9 +10,9 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -25,22 +25,13 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from headway.errors import Conflict, Unavailable
+from headway.leash import leashed
 from headway.ports import free_port
 from headway.redis_acl import SERVICES, Service, derived_password, user_line
 
 START_DEADLINE_S = 10.0
 STOP_DEADLINE_S = 10.0
 PORT_ATTEMPTS = 5
-
-# Runs in the child before it becomes the server. The kernel sends SIGTERM, which
-# the server answers with a clean shutdown, when the thread that forked it ends.
-_EXEC = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the parent ended before the server began")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 _CONFIG = """\
 bind 127.0.0.1
@@ -239,8 +230,9 @@ def _wheel_binary() -> Path:
 def _keep(server: list[str], lock: int) -> subprocess.Popen[bytes]:
     """Spawns from a thread that lives as long as the server.
 
-    PR_SET_PDEATHSIG fires when the spawning thread ends, so the caller's own
-    thread, perhaps one of a pool, will not do.
+    The leash is the spawning thread's, so the caller's own, perhaps one of a pool, will
+    not do. SIGKILL, because a server that is stopped, or whose disk is full, does not
+    heed SIGTERM, and what it has acknowledged is written either way.
     """
     started: list[subprocess.Popen[bytes] | BaseException] = []
     ready = threading.Event()
@@ -248,7 +240,7 @@ def _keep(server: list[str], lock: int) -> subprocess.Popen[bytes]:
     def keeper() -> None:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _EXEC, str(os.getpid()), *server],
+                leashed(server, signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -264,7 +256,13 @@ def _keep(server: list[str], lock: int) -> subprocess.Popen[bytes]:
         process.wait()
 
     threading.Thread(target=keeper, name="valkey-keeper", daemon=True).start()
-    ready.wait()
+    try:
+        ready.wait()
+    except BaseException:  # Ctrl-C: nobody else will ever know of this server
+        ready.wait()
+        if isinstance(started[0], subprocess.Popen):
+            started[0].kill()
+        raise
     result = started[0]
     if isinstance(result, BaseException):
         raise result

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -18,19 +17,9 @@ from pathlib import Path
 import psutil
 
 from headway.fleet.state import ProcessRecord, record_of, wait_ended
+from headway.leash import leashed
 
 _NUM_LOG_LINES = 15
-
-# Runs in the child before it becomes the service: the kernel sends SIGTERM when the thread
-# that started it, the command's main thread, ends by whatever cause.
-_LEASHED = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the parent ended before the service began")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +45,7 @@ class Child:
         self.spec.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self.spec.log.open("ab" if self.num_restarts else "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _LEASHED, str(os.getpid()), *self.spec.argv],
+                leashed(self.spec.argv, signal.SIGTERM),  # from the command's main thread
                 env={**os.environ, **self.spec.env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

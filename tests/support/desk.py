@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from headway.leash import leashed
 from headway.pb import fleet_pb2, fleet_pb2_grpc
 from headway.rpc import grpc_server
 
@@ -77,7 +78,7 @@ class Service:
 
     def __init__(self, name: str, *flags: str, redis_url: str = "") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"services.{name}", *flags],
+            leashed([sys.executable, "-m", f"services.{name}", *flags], signal.SIGKILL),
             env={**os.environ, "HEADWAY_REDIS_URL": redis_url, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from redis.asyncio import Redis
 
+from headway.leash import leashed
 from headway.pb import fleet_pb2, fleet_pb2_grpc, types_pb2
 from headway.redis_client import connect
 from headway.rpc import channel
@@ -51,10 +52,13 @@ class CoordinatorProcess:
 
     def __init__(self, redis_url: str, *flags: str, port: int = 0, http_port: int = 0) -> None:
         self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "services.coordinator"),
-                *("--port", str(port), "--http-port", str(http_port), *flags),
-            ],
+            leashed(
+                [
+                    *(sys.executable, "-m", "services.coordinator"),
+                    *("--port", str(port), "--http-port", str(http_port), *flags),
+                ],
+                signal.SIGKILL,
+            ),
             env={**os.environ, "HEADWAY_REDIS_URL": redis_url},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from headway.leash import leashed
 from headway.ports import free_port
 
 
@@ -59,7 +61,8 @@ class Run:
 
 
 def command(tmp: Path, *args: str) -> list[str]:
-    return [sys.executable, "-m", "headway.cli", *args]
+    """Ends in good order, with its fleet, if the tests are killed."""
+    return leashed([sys.executable, "-m", "headway.cli", *args], signal.SIGTERM)
 
 
 def environment(tmp: Path) -> dict[str, str]:

@@ -116,24 +116,37 @@ async def test_it_survives_the_thread_that_started_it(tmp_path):
 
 
 OWNER = """
-import sys
+import os, signal, sys
 from headway.valkey import EmbeddedValkey
+
 server = EmbeddedValkey(sys.argv[1])
+
+def say_pid_and_wait(*_):
+    print(server.pid, flush=True)
+    sys.stdin.read()
+
+if sys.argv[2] == "starting":  # the server is forked and nothing more
+    server._wait_ready = say_pid_and_wait
+if sys.argv[2] == "deaf":  # what a thread blocks, its children inherit
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 server.start()
-print(server.pid, flush=True)
-sys.stdin.read()
+if sys.argv[2] == "stopped":
+    os.kill(server.pid, signal.SIGSTOP)
+say_pid_and_wait()
 """
 
 
-def test_it_ends_when_its_owner_is_killed(tmp_path):
+@pytest.mark.parametrize("moment", ["running", "starting", "stopped", "deaf"])
+def test_it_ends_when_its_owner_is_killed(tmp_path, moment):
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(tmp_path)],
+        [sys.executable, "-c", OWNER, str(tmp_path), moment],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     assert owner.stdout is not None
     server = psutil.Process(int(owner.stdout.readline()))
-    assert os.getsid(server.pid) != os.getsid(owner.pid)  # a terminal's Ctrl-C passes it by
+    if moment == "running":
+        assert os.getsid(server.pid) != os.getsid(owner.pid)  # a terminal's Ctrl-C passes it by
     owner.send_signal(signal.SIGKILL)
     owner.communicate()
     server.wait(timeout=10)
