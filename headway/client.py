@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import httpx
 
+from headway.diagnosis import DEFAULT_LIMIT_S
 from headway.errors import Unavailable
 from headway.jobs import JobRecord, record_from_dict
 from headway.jobspec import JobSpec
@@ -100,6 +101,13 @@ class HeadwayClient:
     def cancel(self, job_id: str) -> JobRecord:
         """Asks for the job's end; safe to repeat. Conflict when it succeeded or failed."""
         return record_from_dict(self._call("POST", job_path(job_id, "cancel")))
+
+    def waits(self, job_id: str, limit_s: float = DEFAULT_LIMIT_S) -> Row:
+        """Who waits for whom: findings, and what they were made from; docs/rest-api.md.
+
+        A wait beyond `limit_s` seconds makes the job unhealthy.
+        """
+        return self._call("GET", job_path(job_id, "waits"), params={"limit_s": limit_s})
 
     def fleet(self) -> Row:
         """The processes of the fleet: `{"nodes": [...]}`; docs/rest-api.md has the fields."""
@@ -194,6 +202,10 @@ class AsyncHeadwayClient:
     async def cancel(self, job_id: str) -> JobRecord:
         """Asks for the job's end; safe to repeat. Conflict when it succeeded or failed."""
         return record_from_dict(await self._call("POST", job_path(job_id, "cancel")))
+
+    async def waits(self, job_id: str, limit_s: float = DEFAULT_LIMIT_S) -> Row:
+        """Who waits for whom; see HeadwayClient.waits."""
+        return await self._call("GET", job_path(job_id, "waits"), params={"limit_s": limit_s})
 
     async def fleet(self) -> Row:
         """The processes of the fleet; see HeadwayClient.fleet."""

@@ -60,6 +60,11 @@ class Journal:
         """
         return await self._read(self._events, after, limit)
 
+    async def last_events(self, limit: int) -> list[Row]:
+        """The `limit` newest events, oldest first."""
+        entries = await command(self._redis, "XREVRANGE", self._events, "+", "-", "COUNT", limit)
+        return [_row(entry) for entry in reversed(entries)]
+
     async def read_metrics(self, after: str = START, limit: int = 100) -> list[Row]:
         """Up to `limit` metrics rows later than the id `after`, oldest first."""
         return await self._read(self._metrics, after, limit)

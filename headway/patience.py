@@ -9,9 +9,11 @@ from typing import TypeVar
 
 from headway.errors import Unavailable
 from headway.telemetry import get_logger
+from headway.waits import Wait, Waiting
 
 log = get_logger(__name__)
 T = TypeVar("T")
+_AWAY = Waiting()  # the calls of this process that are being repeated
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
@@ -20,14 +22,25 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
 
     Any other error is raised at once; who does not want to wait cancels.
     """
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        try:
-            return await call()
-        except Unavailable as error:
-            log.warning("trying again: %s", error)
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    try:
+        return await call()
+    except Unavailable as error:
+        why = str(error)
+    with _AWAY.on("peer", why):
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            log.warning("trying again: %s", why)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            try:
+                return await call()
+            except Unavailable as error:
+                why = str(error)
+
+
+def away() -> Wait | None:
+    """The longest that this process has been waiting for a peer that is Unavailable."""
+    return _AWAY.longest()
 
 
 async def woken(event: asyncio.Event, timeout_s: float) -> bool:

@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "submit": ("submit", "Hand a job to a running fleet."),
     "jobs": ("jobs", "List jobs, or show one."),
     "events": ("events", "Show what happened in a job."),
+    "doctor": ("doctor", "Say who waits for whom in a job."),
     "cancel": ("cancel", "Cancel a job."),
     "token": ("token", "Make, list and revoke tokens."),
     "report": ("report", "Write the report of a run folder again."),

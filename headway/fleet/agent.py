@@ -17,16 +17,19 @@ import grpc
 
 from headway import __version__
 from headway.lifecycle import Lifecycle
+from headway.patience import away
 from headway.pb import fleet_pb2, fleet_pb2_grpc, types_pb2
 from headway.rpc import channel
 from headway.settings import ServiceSettings
 from headway.telemetry import get_logger
+from headway.waits import Wait
 
 log = get_logger(__name__)
 _CALL_TIMEOUT_S = 5.0
 
 Reconcile = Callable[[Sequence[fleet_pb2.Assignment]], Awaitable[None]]
 Statuses = Callable[[], Sequence[fleet_pb2.JobStatus]]
+Waits = Callable[[], Sequence[Wait]]
 
 
 def describe_node(
@@ -55,7 +58,7 @@ class FleetAgent:
     """Keeps one process in the fleet and hands it its assignments.
 
     `reconcile` is awaited with every answer and must return soon: it starts and
-    stops work, it does not do it. `statuses` is asked before each beat.
+    stops work, it does not do it. `statuses` and `waits` are asked before each beat.
     """
 
     def __init__(
@@ -64,11 +67,13 @@ class FleetAgent:
         node: fleet_pb2.Node,
         reconcile: Reconcile,
         statuses: Statuses,
+        waits: Waits = lambda: (),
     ) -> None:
         self._coordinator = coordinator
         self._node = node
         self._reconcile = reconcile
         self._statuses = statuses
+        self._waits = waits
         self._beat_now = asyncio.Event()
         self.connected = False
         self.draining = False
@@ -114,8 +119,17 @@ class FleetAgent:
         return float(answer.heartbeat_interval_s) or 1.0
 
     async def _beat(self, stub: fleet_pb2_grpc.FleetServiceStub) -> bool:
+        waits = [*self._waits(), *filter(None, [away()])]
         request = fleet_pb2.HeartbeatRequest(
-            node_id=self._node.node_id, jobs=self._statuses(), draining=self.draining
+            node_id=self._node.node_id,
+            jobs=self._statuses(),
+            draining=self.draining,
+            waits=[
+                fleet_pb2.Wait(
+                    job_id=w.job_id, reason=w.reason, detail=w.detail, waited_s=w.waited_s
+                )
+                for w in waits
+            ],
         )
         answer = await stub.Heartbeat(request, timeout=_CALL_TIMEOUT_S)
         if answer.unknown_node:

@@ -88,6 +88,32 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseView:
+    """A lease as the ledger sees it; `left_s` is negative when it has run out unnoticed."""
+
+    ticket_id: int
+    node_id: str
+    start_version: int
+    attempt: int
+    held_s: float
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerView:
+    """Who holds what at one moment, for people who ask why nothing moves."""
+
+    step: int  # the next step to take
+    batch_groups: int
+    max_policy_lag: int
+    closed: bool
+    issued: int
+    leases: tuple[LeaseView, ...]  # by ticket id
+    deadlines: Mapping[int, int]  # of the leased and the delivered
+    arrived: tuple[int, ...]  # in order of arrival
+
+
+@dataclass(frozen=True, slots=True)
 class TakeResult:
     """A step's batch in order, or what it waits for.
 
@@ -225,6 +251,9 @@ class Ledger(Protocol):
 
     async def counts(self) -> Counts:
         """A consistent count of all tickets. Expires leases first."""
+
+    async def look(self) -> LedgerView:
+        """Who holds what. Changes nothing: not even leases whose time is up."""
 
     async def announce(self, member: Member, ttl_s: float) -> None:
         """A rollout node serves this job until `ttl_s` from now."""

@@ -14,6 +14,7 @@ from headway.ledger.api import (
     Counts,
     Lease,
     LedgerConfig,
+    LedgerView,
     Member,
     TakeResult,
     consecutive_from,
@@ -207,6 +208,10 @@ class MemoryLedger:
         state = self._state()
         self._expire()
         return state.counts()
+
+    async def look(self) -> LedgerView:
+        """Who holds what. See `Ledger.look`."""
+        return self._state().view(self._clock())
 
     async def announce(self, member: Member, ttl_s: float) -> None:
         """A rollout node serves this job until `ttl_s` from now."""

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from headway.ledger.api import Counts, Holder, Lease, LedgerConfig, TakeResult
+from headway.ledger.api import (
+    Counts,
+    Holder,
+    Lease,
+    LeaseView,
+    LedgerConfig,
+    LedgerView,
+    TakeResult,
+)
 from headway.messages import Ticket
 
 
@@ -143,6 +151,29 @@ class State:
             late=count["late"],
             stalled_steps=count["stalled"],
             failed_attempts=count["failed"],
+        )
+
+    def view(self, now: float) -> LedgerView:
+        """Who holds what."""
+        return LedgerView(
+            step=self.next_take,
+            batch_groups=self.config.batch_groups,
+            max_policy_lag=self.config.max_policy_lag,
+            closed=self.closed,
+            issued=len(self.issued),
+            leases=tuple(
+                LeaseView(
+                    ticket_id,
+                    held.node_id,
+                    held.start_version,
+                    self.attempts[ticket_id],
+                    now - held.since_s,
+                    held.until_s - now,
+                )
+                for ticket_id, held in sorted(self.leases.items())
+            ),
+            deadlines=dict(self.deadlines),
+            arrived=tuple(self.arrived),
         )
 
     def _forget_deadline(self, ticket_id: int) -> None:

@@ -20,7 +20,9 @@ from headway.ledger.api import (
     Counts,
     Holder,
     Lease,
+    LeaseView,
     LedgerConfig,
+    LedgerView,
     Member,
     TakeResult,
     consecutive_from,
@@ -167,6 +169,25 @@ class RedisLedger:
             late=number("late"),
             stalled_steps=number("stalled"),
             failed_attempts=number("failed"),
+        )
+
+    async def look(self) -> LedgerView:
+        """Who holds what. See `Ledger.look`."""
+        pairs, issued, leases, deadlines, arrived = await self._run("look")
+        meta = _mapping(pairs)
+        views = (
+            LeaseView(ticket_id, node.decode(), start, attempt, held_us / 1e6, left_us / 1e6)
+            for ticket_id, start, held_us, left_us, node, attempt in leases
+        )
+        return LedgerView(
+            step=int(meta.get("next_take", 0)),
+            batch_groups=int(meta["batch_groups"]),
+            max_policy_lag=int(meta["max_policy_lag"]),
+            closed="closed" in meta,
+            issued=issued,
+            leases=tuple(sorted(views, key=lambda view: view.ticket_id)),
+            deadlines={int(key): int(value) for key, value in _mapping(deadlines).items()},
+            arrived=tuple(map(int, arrived)),
         )
 
     async def announce(self, member: Member, ttl_s: float) -> None:

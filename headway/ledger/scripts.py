@@ -10,14 +10,26 @@ from headway.ledger.keys import KEYS
 
 TRANSITIONS: Final = (
     "open", "issue", "claim", "renew", "release", "deliver", "fail", "take", "commit",
-    "trim", "counts", "announce", "withdraw", "members", "close",
+    "trim", "counts", "look", "announce", "withdraw", "members", "close",
 )  # fmt: skip
 
 UNOPENED_OK: Final = frozenset({"open", "announce", "withdraw", "members"})
 """A node may announce itself before the learner has opened the ledger."""
 
 ALLOW_OOM: Final = frozenset(
-    {"renew", "release", "fail", "take", "commit", "trim", "counts", "withdraw", "members", "close"}
+    {
+        "renew",
+        "release",
+        "fail",
+        "take",
+        "commit",
+        "trim",
+        "counts",
+        "look",
+        "withdraw",
+        "members",
+        "close",
+    }
 )
 """What frees memory, or needs none to speak of, goes on when the server is full.
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headway.pb import types_pb2 as headway_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16headway/v1/fleet.proto\x12\nheadway.v1\x1a\x16headway/v1/types.proto\"\xb9\x01\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.headway.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0chttp_address\x18\x04 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x05 \x01(\t\x12\x10\n\x08num_cpus\x18\x06 \x01(\x05\x12\x10\n\x08num_gpus\x18\x07 \x01(\x05\x12\x18\n\x10software_version\x18\x08 \x01(\t\x12\x0b\n\x03pid\x18\t \x01(\x03\"\x81\x01\n\tJobStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x14\n\x07version\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nerror_kind\x18\x05 \x01(\t\x12\x0f\n\x07run_dir\x18\x06 \x01(\tB\n\n\x08_version\"j\n\nAssignment\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\x0e\n\x06\x63\x61ncel\x18\x03 \x01(\x08\x12\x18\n\x10reward_addresses\x18\x04 \x03(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x05\"1\n\x0fRegisterRequest\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.headway.v1.Node\"F\n\x10RegisterResponse\x12\x1c\n\x14heartbeat_interval_s\x18\x01 \x01(\x01\x12\x14\n\x0clost_after_s\x18\x02 \x01(\x01\"Z\n\x10HeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12#\n\x04jobs\x18\x02 \x03(\x0b\x32\x15.headway.v1.JobStatus\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"V\n\x11HeartbeatResponse\x12+\n\x0b\x61ssignments\x18\x01 \x03(\x0b\x32\x16.headway.v1.Assignment\x12\x14\n\x0cunknown_node\x18\x02 \x01(\x08\"\x1f\n\x0cLeaveRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\x0f\n\rLeaveResponse2\xdd\x01\n\x0c\x46leetService\x12\x45\n\x08Register\x12\x1b.headway.v1.RegisterRequest\x1a\x1c.headway.v1.RegisterResponse\x12H\n\tHeartbeat\x12\x1c.headway.v1.HeartbeatRequest\x1a\x1d.headway.v1.HeartbeatResponse\x12<\n\x05Leave\x12\x18.headway.v1.LeaveRequest\x1a\x19.headway.v1.LeaveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16headway/v1/fleet.proto\x12\nheadway.v1\x1a\x16headway/v1/types.proto\"\xb9\x01\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.headway.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0chttp_address\x18\x04 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x05 \x01(\t\x12\x10\n\x08num_cpus\x18\x06 \x01(\x05\x12\x10\n\x08num_gpus\x18\x07 \x01(\x05\x12\x18\n\x10software_version\x18\x08 \x01(\t\x12\x0b\n\x03pid\x18\t \x01(\x03\"\x81\x01\n\tJobStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x14\n\x07version\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nerror_kind\x18\x05 \x01(\t\x12\x0f\n\x07run_dir\x18\x06 \x01(\tB\n\n\x08_version\"j\n\nAssignment\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\x0e\n\x06\x63\x61ncel\x18\x03 \x01(\x08\x12\x18\n\x10reward_addresses\x18\x04 \x03(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x05\"1\n\x0fRegisterRequest\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.headway.v1.Node\"F\n\x10RegisterResponse\x12\x1c\n\x14heartbeat_interval_s\x18\x01 \x01(\x01\x12\x14\n\x0clost_after_s\x18\x02 \x01(\x01\"H\n\x04Wait\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x10\n\x08waited_s\x18\x04 \x01(\x01\"{\n\x10HeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12#\n\x04jobs\x18\x02 \x03(\x0b\x32\x15.headway.v1.JobStatus\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x1f\n\x05waits\x18\x04 \x03(\x0b\x32\x10.headway.v1.Wait\"V\n\x11HeartbeatResponse\x12+\n\x0b\x61ssignments\x18\x01 \x03(\x0b\x32\x16.headway.v1.Assignment\x12\x14\n\x0cunknown_node\x18\x02 \x01(\x08\"\x1f\n\x0cLeaveRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\x0f\n\rLeaveResponse2\xdd\x01\n\x0c\x46leetService\x12\x45\n\x08Register\x12\x1b.headway.v1.RegisterRequest\x1a\x1c.headway.v1.RegisterResponse\x12H\n\tHeartbeat\x12\x1c.headway.v1.HeartbeatRequest\x1a\x1d.headway.v1.HeartbeatResponse\x12<\n\x05Leave\x12\x18.headway.v1.LeaveRequest\x1a\x19.headway.v1.LeaveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,14 +42,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTERREQUEST']._serialized_end=539
   _globals['_REGISTERRESPONSE']._serialized_start=541
   _globals['_REGISTERRESPONSE']._serialized_end=611
-  _globals['_HEARTBEATREQUEST']._serialized_start=613
-  _globals['_HEARTBEATREQUEST']._serialized_end=703
-  _globals['_HEARTBEATRESPONSE']._serialized_start=705
-  _globals['_HEARTBEATRESPONSE']._serialized_end=791
-  _globals['_LEAVEREQUEST']._serialized_start=793
-  _globals['_LEAVEREQUEST']._serialized_end=824
-  _globals['_LEAVERESPONSE']._serialized_start=826
-  _globals['_LEAVERESPONSE']._serialized_end=841
-  _globals['_FLEETSERVICE']._serialized_start=844
-  _globals['_FLEETSERVICE']._serialized_end=1065
+  _globals['_WAIT']._serialized_start=613
+  _globals['_WAIT']._serialized_end=685
+  _globals['_HEARTBEATREQUEST']._serialized_start=687
+  _globals['_HEARTBEATREQUEST']._serialized_end=810
+  _globals['_HEARTBEATRESPONSE']._serialized_start=812
+  _globals['_HEARTBEATRESPONSE']._serialized_end=898
+  _globals['_LEAVEREQUEST']._serialized_start=900
+  _globals['_LEAVEREQUEST']._serialized_end=931
+  _globals['_LEAVERESPONSE']._serialized_start=933
+  _globals['_LEAVERESPONSE']._serialized_end=948
+  _globals['_FLEETSERVICE']._serialized_start=951
+  _globals['_FLEETSERVICE']._serialized_end=1172
 # @@protoc_insertion_point(module_scope)

@@ -210,6 +210,40 @@ class RegisterResponse(_message.Message):
 Global___RegisterResponse: _TypeAlias = RegisterResponse  # noqa: Y015
 
 @_typing.final
+class Wait(_message.Message):
+    """Something that a process waits for at this moment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The job whose work waits; empty where it is no one job's."""
+    reason: _builtins.str
+    """What for, as in headway/waits.py."""
+    detail: _builtins.str
+    """For whom or what exactly; for people."""
+    waited_s: _builtins.float
+    """Seconds since it began."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        waited_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "job_id", b"job_id", "reason", b"reason", "waited_s", b"waited_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Wait: _TypeAlias = Wait  # noqa: Y015
+
+@_typing.final
 class HeartbeatRequest(_message.Message):
     """One heartbeat."""
 
@@ -218,6 +252,7 @@ class HeartbeatRequest(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The process."""
     draining: _builtins.bool
@@ -226,16 +261,21 @@ class HeartbeatRequest(_message.Message):
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobStatus]:
         """Every job it works on, or has ended and not yet been told to forget."""
 
+    @_builtins.property
+    def waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Wait]:
+        """What it waits for; for people who ask why nothing moves."""
+
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
         jobs: _abc.Iterable[Global___JobStatus] | None = ...,
         draining: _builtins.bool = ...,
+        waits: _abc.Iterable[Global___Wait] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "jobs", b"jobs", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "jobs", b"jobs", "node_id", b"node_id", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

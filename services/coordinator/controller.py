@@ -20,6 +20,7 @@ from headway.jobspec import JobSpec
 from headway.journal import Journal
 from headway.patience import woken
 from headway.telemetry import get_logger
+from headway.waits import Wait
 from services.coordinator.decisions import Cancel, Change, Event
 from services.coordinator.fleet import FleetRegistry, JobReport, Node
 from services.coordinator.meters import count_event, show_fleet, show_redis
@@ -89,6 +90,10 @@ class Coordinator:
         self._wake.set()
         return record
 
+    def remembered(self, job_id: str) -> JobRecord | None:
+        """An active job as it was at the last planning; for when Redis is away."""
+        return self._active.get(job_id)
+
     def journal(self, job_id: str) -> Journal:
         """A job's events and metrics."""
         return Journal(self.store.redis, job_id)
@@ -109,12 +114,13 @@ class Coordinator:
         node_id: str,
         reports: tuple[JobReport, ...],
         draining: bool,
+        waits: tuple[Wait, ...] = (),
     ) -> list[Work] | None:
         """Takes a heartbeat in; what the process should do, or None when it is unknown.
 
         Unavailable while Redis is: the process then goes on as it is.
         """
-        news = self.registry.beat(node_id, reports, draining, time.monotonic())
+        news = self.registry.beat(node_id, reports, draining, time.monotonic(), waits)
         if news is None:
             return None
         if news or not self._loaded:

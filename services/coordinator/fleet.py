@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from headway.waits import Wait
+
 Role = Literal["rollout", "learner", "reward"]
 
 
@@ -41,6 +43,8 @@ class Node:
     pid: int = 0
     draining: bool = False
     reports: tuple[JobReport, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    changed_at: float = 0.0  # when the reports were last new
     # None: registered, but has not said yet what it does. It gets no new work
     # before, since it may be at work already.
     heard_at: float | None = None
@@ -84,6 +88,7 @@ class FleetRegistry:
         reports: tuple[JobReport, ...],
         draining: bool,
         now: float,
+        waits: tuple[Wait, ...] = (),
     ) -> bool | None:
         """Takes a heartbeat in. None: unknown process. True: it says something new."""
         known = self._nodes.get(node_id)
@@ -91,7 +96,14 @@ class FleetRegistry:
             return None
         self._expected.pop(node_id, None)
         self._last_seen[node_id] = now
-        self._nodes[node_id] = replace(known, reports=reports, draining=draining, heard_at=now)
+        self._nodes[node_id] = replace(
+            known,
+            reports=reports,
+            draining=draining,
+            heard_at=now,
+            waits=waits,
+            changed_at=known.changed_at if reports == known.reports else now,
+        )
         return known.heard_at is None or known.reports != reports or known.draining != draining
 
     def leave(self, node_id: str) -> bool:

@@ -11,16 +11,20 @@ from fastapi import FastAPI, Header, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.requests import ClientDisconnect
 
+from headway.diagnosis import DEFAULT_LIMIT_S
 from headway.errors import InvalidSpec
 from headway.jobs import JOB_ID, JobRecord, check_job_id, record_to_dict
+from headway.journal import finite
 from headway.web import make_app
 from services.coordinator.body import MAX_BODY_BYTES, parse_submission
 from services.coordinator.controller import Coordinator
 from services.coordinator.fleet import Node
 from services.coordinator.stream import Feed, check_cursor, check_cursors, read_feed, stream
+from services.coordinator.waits import look_at
 
 _MAX_PAGE = 1000
 _MAX_KEY = 255
+_MAX_LIMIT_S = 1e6
 _BODY = {
     "requestBody": {
         "required": True,
@@ -91,6 +95,15 @@ def _add_jobs(app: FastAPI, coordinator: Coordinator) -> None:
         """One job."""
         return JSONResponse(record_to_dict(await _known(coordinator, job_id)))
 
+    @app.get("/v1/jobs/{job_id}/waits")
+    async def waits(
+        job_id: str,
+        limit_s: Annotated[float, Query(gt=0, le=_MAX_LIMIT_S)] = DEFAULT_LIMIT_S,
+    ) -> JSONResponse:
+        """Who waits for whom; also while Redis is away."""
+        known = job_id if JOB_ID.fullmatch(job_id) else ""
+        return JSONResponse(finite(await look_at(coordinator, known, limit_s)))
+
     @app.post("/v1/jobs/{job_id}/cancel")
     async def cancel(job_id: str) -> JSONResponse:
         """Asks for the job's end; safe to repeat."""
@@ -159,5 +172,6 @@ def _node_row(node: Node, silence_s: float) -> dict[str, Any]:
     row = asdict(node)
     row["jobs"] = row.pop("reports")
     row["heard"] = row.pop("heard_at") is not None
+    del row["changed_at"]
     row["silence_s"] = round(silence_s, 3)
     return row

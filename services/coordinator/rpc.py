@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import grpc
 
 from headway.errors import InvalidSpec
 from headway.pb import fleet_pb2, fleet_pb2_grpc, types_pb2
+from headway.waits import REASONS, Reason, Wait
 from services.coordinator.controller import Coordinator, Work
 from services.coordinator.fleet import JobReport, Node, Role
 
@@ -18,6 +21,7 @@ _ROLES: dict[int, Role] = {
 }
 _PHASES = frozenset({"starting", "running", "succeeded", "failed", "cancelled"})
 _MAX_NAME = 200
+_MAX_WAITS = 100
 _MAX_TEXT = 4000  # of what a process says; the rest is in its own log
 
 
@@ -46,6 +50,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
             request.node_id,
             tuple(_report(status) for status in request.jobs),
             request.draining,
+            tuple(_wait(wait) for wait in request.waits[:_MAX_WAITS] if wait.reason in REASONS),
         )
         if work is None:
             return fleet_pb2.HeartbeatResponse(unknown_node=True)
@@ -104,6 +109,11 @@ def _report(status: fleet_pb2.JobStatus) -> JobReport:
         error_kind=status.error_kind[:_MAX_NAME],
         run_dir=status.run_dir[:_MAX_TEXT],
     )
+
+
+def _wait(wait: fleet_pb2.Wait) -> Wait:
+    waited_s = wait.waited_s if math.isfinite(wait.waited_s) else 0.0
+    return Wait(cast(Reason, wait.reason), wait.detail[:_MAX_TEXT], waited_s, wait.job_id)
 
 
 def _assignment(work: Work) -> fleet_pb2.Assignment:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from headway.errors import HeadwayError
 from headway.jobs import ENDED
@@ -22,6 +24,7 @@ from headway.pb import fleet_pb2
 from headway.redis_client import connect
 from headway.report import write_report
 from headway.telemetry import get_logger
+from headway.waits import REASONS, Reason, Wait
 from services.learner.ranks import Ranks, RanksSpec
 from services.learner.run_folder import RunFolder, run_path
 from services.learner.status import Status
@@ -99,6 +102,20 @@ class LearnerAgent:
                 run_dir=str(work.run_dir),
             )
             for work in self._works.values()
+        ]
+
+    def waits(self) -> list[Wait]:
+        """What the jobs' loops say they wait for."""
+        now = time.time()
+        return [
+            Wait(
+                cast(Reason, work.status.waiting),
+                work.status.detail,
+                now - work.status.waiting_since,
+                work.job_id,
+            )
+            for work in self._works.values()
+            if work.status.waiting in REASONS
         ]
 
     async def stop(self) -> None:

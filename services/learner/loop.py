@@ -39,11 +39,10 @@ from services.learner.recording import RecordedStep, Recorder
 from services.learner.run_folder import RunFolder
 from services.learner.saver import Saver
 from services.learner.status import Reporter
-from services.learner.watch import RewardWatch, RolloutMeter, top_reasons
+from services.learner.waits import WaitWatch
+from services.learner.watch import RewardWatch, RolloutMeter
 
 log = get_logger(__name__)
-_SAY_AFTER_S = 10.0  # a wait this long is an event
-_SAY_EVERY_S = 60.0
 _ADMIT_EVERY_S = 0.5  # how often joiners are looked for
 _POLL_S = 0.01
 _MAX_POLL_S = 0.1
@@ -116,6 +115,7 @@ class Loop:
         self._publish_s = 0.0
         self._meter = RolloutMeter(parts.ledger)
         self._row_at = 0.0
+        self._waits = WaitWatch(parts.spec, parts.ledger, parts.events, parts.reporter)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Returns when all steps are done. Cancelled after `stopping`; else what went wrong."""
@@ -126,6 +126,7 @@ class Loop:
         helpers = [
             _task(self._p.feeder.run(), "feeder"),
             _task(self._admit(), "admit"),
+            _task(self._waits.run(), "watchdog"),
             _task(watch.run(self._p.ledger, self._p.events), "reward watch"),
         ]
         try:
@@ -155,7 +156,8 @@ class Loop:
         if self._start >= self._published:
             await self._send(self._start)
             if self._publishing is not None:
-                await self._publishing  # there is nothing to overlap it with
+                with self._waits.on("publish", self._start):
+                    await self._publishing  # there is nothing to overlap it with
         self._row_at = clock()
         self._p.crew.busy.start(self._row_at)
         await self._meter.read()
@@ -163,7 +165,8 @@ class Loop:
             if stopping.is_set():
                 return
             began = clock()
-            batch = await self._take(step, stopping)
+            with self._waits.on("groups", step):
+                batch = await self._take(step, stopping)
             took = batch.took
             self._p.reporter.update(phase="running", step=step, detail="")
             at_take = clock()
@@ -182,8 +185,9 @@ class Loop:
             }
             await self._record(step, batch, {**metrics, **timing})
             recorded = RecordedStep(tuple(batch.groups), took.late, batch.payloads)
-            await self._p.recorder.add(step, recorded)
-            await self._p.saver.after_step(step + 1, self._p.feeder.cursor, self._nonfinite)
+            with self._waits.on("checkpoint", step):
+                await self._p.recorder.add(step, recorded)
+                await self._p.saver.after_step(step + 1, self._p.feeder.cursor, self._nonfinite)
         if self._publishing is not None:
             await self._publishing
 
@@ -195,10 +199,8 @@ class Loop:
             await self._p.saver.wait()
 
     async def _take(self, step: int, stopping: asyncio.Event) -> Batch:
-        """The step's batch in order; says whom it waits for when that takes long."""
-        clock = time.monotonic
-        began = kept_alive = clock()
-        say_at = began + _SAY_AFTER_S
+        """The step's batch in order."""
+        kept_alive = time.monotonic()
         poll_s = _POLL_S
         while True:
             took = await patiently(lambda: self._p.ledger.take(step))
@@ -206,12 +208,9 @@ class Loop:
                 break
             if stopping.is_set():
                 raise Cancelled
-            if clock() >= say_at:
-                await self._say_waiting(step, took, clock() - began)
-                say_at = clock() + _SAY_EVERY_S
-            if clock() - kept_alive > IDLE_EVERY_S:
+            if time.monotonic() - kept_alive > IDLE_EVERY_S:
                 await self._p.crew.idle()
-                kept_alive = clock()
+                kept_alive = time.monotonic()
             if self._publishing is not None and self._publishing.done():
                 self._publishing.result()  # a publish that failed ends the wait
             await asyncio.sleep(poll_s)
@@ -247,9 +246,11 @@ class Loop:
         if version >= p.spec.trainer.total_training_steps:
             return  # nothing will be sampled by the last version
         if self._publishing is None:
-            await self._wait_for_members()
+            with self._waits.on("nodes", version):
+                await self._wait_for_members()
         else:
-            await self._publishing
+            with self._waits.on("publish", version - 1):
+                await self._publishing
         staged = await p.crew.weights(version)
         self._publishing = asyncio.create_task(self._publish(version, staged), name="publish")
 
@@ -260,18 +261,7 @@ class Loop:
 
     async def _wait_for_members(self) -> None:
         wanted = self._p.spec.rollout.min_nodes
-        began = time.monotonic()
-        said = False
-        while True:
-            here = len(await patiently(self._p.ledger.members))
-            if here >= wanted:
-                return
-            self._p.reporter.update(detail=f"waiting for rollout nodes: {here} of {wanted} here")
-            if not said and time.monotonic() - began > 1.0:
-                self._p.events.add(
-                    "waiting", f"{here} of {wanted} rollout nodes are here", nodes=here
-                )
-                said = True
+        while len(await patiently(self._p.ledger.members)) < wanted:  # noqa: ASYNC110
             await asyncio.sleep(_MAX_POLL_S)
 
     async def _admit(self) -> None:
@@ -309,22 +299,6 @@ class Loop:
         p.folder.append_samples(step + 1, batch)
         p.folder.append_metrics(row)
         p.events.metrics(step + 1, row)
-
-    async def _say_waiting(self, step: int, took: TakeResult, waited_s: float) -> None:
-        holders = ", ".join(
-            f"ticket {h.ticket_id} on {h.node_id} since {h.held_s:.0f} s" for h in took.waiting_for
-        )
-        batch = self._p.spec.data.train_batch_size
-        counts = await patiently(self._p.ledger.counts)
-        nodes = len(await patiently(self._p.ledger.members))
-        text = (
-            f"step {step + 1} waits since {waited_s:.0f} s: {took.num_ready} of {batch} groups are"
-            f" here, {counts.leased} are being sampled by {nodes} rollout nodes"
-        )
-        text += f"; held up by {holders}" if holders else ""
-        text += f"; groups lost so far: {top_reasons(counts.reasons)}" if counts.reasons else ""
-        self._p.reporter.update(detail=text)
-        self._p.events.add("waiting", text, step=step + 1)
 
 
 def _task(coro: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

@@ -54,7 +54,7 @@ async def serve(
             settings, types_pb2.ROLE_LEARNER, with_port(settings.advertise, port),
             http_url(settings.advertise, http_port), len(cores),
         )  # fmt: skip
-        fleet = FleetAgent(settings.coordinator, node, agent.reconcile, agent.statuses)
+        fleet = FleetAgent(settings.coordinator, node, agent.reconcile, agent.statuses, agent.waits)
         lifecycle.spawn(fleet.run(lifecycle), "fleet")
         try:
             await lifecycle.wait_stopping()

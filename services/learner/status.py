@@ -19,6 +19,8 @@ class Status:
     step: int | None = None  # optimiser steps done
     error_kind: str = ""
     retryable: bool = False  # the failure may pass: start the ranks again
+    waiting: str = ""  # a reason of headway/waits.py, while it waits long enough to be told
+    waiting_since: float = 0.0  # Unix time
 
 
 class Reporter:

@@ -20,6 +20,7 @@ from typing import Any
 from headway.errors import Conflict, DeadlineExceeded, InvalidSpec, NoCapacity, Unavailable
 from headway.graders import GraderSpec, parse_grader_json
 from headway.messages import Score
+from headway.waits import Wait
 from services.reward import metrics
 from services.reward.waiting import Batch, Interest, WireItem
 from services.reward.workers import WorkerPool
@@ -93,6 +94,27 @@ class Scorer:
             raise
         finally:
             metrics.REQUESTS.labels(outcome).inc()
+
+    def waits(self) -> list[Wait]:
+        """Its oldest request of each job, and how much is queued behind it."""
+        now = asyncio.get_running_loop().time()
+        oldest: dict[str, _Evaluation] = {}
+        for evaluation in self._running:
+            known = oldest.setdefault(evaluation.job_id, evaluation)
+            if evaluation.began_at < known.began_at:
+                oldest[evaluation.job_id] = evaluation
+        queued = sum(evaluation.num_left for evaluation in self._running)
+        return [
+            Wait(
+                "queue",
+                f"scores {queued} items of {len(self._running)} requests with"
+                f" {self._pool.num_ready} workers; the oldest has {evaluation.num_left} of"
+                f" {evaluation.num_items} items left ({evaluation.kind})",
+                now - evaluation.began_at,
+                job_id,
+            )
+            for job_id, evaluation in oldest.items()
+        ]
 
     async def drain(self, timeout_s: float) -> None:
         """Takes nothing new and waits for what runs, but not for ever."""
@@ -199,7 +221,8 @@ class _Evaluation:
     def __init__(self, scorer: Scorer, request: Request, kind: str, size: int) -> None:
         self._scorer = scorer
         self._items: Sequence[WireItem] = request.items
-        self._kind = kind
+        self.kind = kind
+        self.began_at = asyncio.get_running_loop().time()
         self._interest = Interest()
         self._outcomes: Counter[str] = Counter()
         self._seconds = metrics.ITEM_SECONDS.labels(kind)
@@ -251,7 +274,7 @@ class _Evaluation:
 
     def _complete(self) -> None:
         for outcome, count in self._outcomes.items():
-            metrics.ITEMS.labels(self._kind, outcome).inc(count)
+            metrics.ITEMS.labels(self.kind, outcome).inc(count)
         self.future.set_result(tuple(score for score in self._scores if score is not None))
         self._scorer.ended(self)
 

@@ -100,7 +100,7 @@ def _join(
     if not settings.coordinator:
         return None
     node = describe_node(settings, types_pb2.ROLE_REWARD, server.address, server.http_address)
-    agent = FleetAgent(settings.coordinator, node, _reconcile, lambda: ())
+    agent = FleetAgent(settings.coordinator, node, _reconcile, lambda: (), server.scorer.waits)
     lifecycle.spawn(agent.run(lifecycle), "fleet")
     return agent
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from redis.asyncio import Redis
@@ -30,6 +30,7 @@ from headway.messages import EpochInvite, InstallReport, WeightManifest
 from headway.pb import fleet_pb2
 from headway.reward_client import RewardClient
 from headway.telemetry import get_logger
+from headway.waits import Wait
 from headway.weights.snapshot import snapshot_at_hand
 from services.rollout.engine import Engine
 from services.rollout.engines import EngineKeeper, EngineSettings
@@ -54,6 +55,7 @@ class _Post:
     runner: JobRunner | None = None
     task: asyncio.Task[None] | None = None
     invite: EpochInvite | None = None  # its seat in the weight group
+    began_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
     @property
     def job_id(self) -> str:
@@ -105,6 +107,16 @@ class RolloutNode:
                 error_kind=post.error_kind,
             )
         ]
+
+    def waits(self) -> list[Wait]:
+        """What the node waits for at this moment."""
+        post = self._post
+        if post is None or post.phase == "failed":
+            return []
+        if post.runner is None:
+            waited_s = asyncio.get_running_loop().time() - post.began_at
+            return [Wait("engine", post.detail, waited_s, post.job_id)]
+        return post.runner.waits()
 
     async def run(self) -> None:
         """Brings what the node does into line with what it should do, for ever."""

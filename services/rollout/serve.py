@@ -50,7 +50,9 @@ async def main(
                 settings, types_pb2.ROLE_ROLLOUT, address, http_address, len(engine.cores),
                 engine.kind,
             )  # fmt: skip
-            agent = FleetAgent(settings.coordinator, described, node.reconcile, node.statuses)
+            agent = FleetAgent(
+                settings.coordinator, described, node.reconcile, node.statuses, node.waits
+            )
             node.on_change = agent.nudge
             lifecycle.spawn(node.run(), "node")
             lifecycle.spawn(agent.run(lifecycle), "fleet")

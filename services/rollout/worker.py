@@ -25,7 +25,9 @@ from headway.jobspec import JobSpec
 from headway.ledger.api import ClaimResult, Lease, Ledger, Member
 from headway.patience import patiently, woken
 from headway.telemetry import get_logger
+from headway.waits import Wait
 from services.rollout.engine import Engine
+from services.rollout.held import Held, Standing, room, waits_of
 from services.rollout.scoring import Scores
 from services.rollout.tickets import OUTCOMES, EventLog, TicketWork
 
@@ -42,16 +44,6 @@ class WorkerSettings:
     member_ttl_s: float = 10.0
     first_backoff_s: float = 0.02  # after a refused claim; doubles
     max_backoff_s: float = 0.2
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    """A ticket this node works on."""
-
-    lease: Lease
-    claimed_at: float  # loop time
-    sampling: bool = True
-    task: asyncio.Task[None] | None = None
 
 
 class JobRunner:
@@ -76,13 +68,10 @@ class JobRunner:
             job_id, spec, settings.node_id, engine, ledger, scores, events, self._fail
         )
         self._slots = max(1, spec.rollout.max_num_seqs // spec.rollout.n)
-        self._max_scoring = 2 * self._slots
         self._session = secrets.token_hex(8)
         self._num_members = 1
-        self._held: dict[int, _Held] = {}  # by lease token
-        self._version: int | None = None
-        self._standing_since: float | None = None  # loop time of a broken install
-        self._draining = False
+        self._held: dict[int, Held] = {}  # by lease token
+        self._standing = Standing(_now())
         self._wake = asyncio.Event()  # the claim loop has a reason to look again
         self._changed = asyncio.Event()  # the announce loop has something new to say
         self._let_go = asyncio.Event()  # a ticket is held no longer
@@ -93,27 +82,28 @@ class JobRunner:
     @property
     def version(self) -> int | None:
         """The version installed for this job; None before the first and after a failed one."""
-        return self._version
+        return self._standing.version
 
     @property
     def num_tickets(self) -> int:
         """Tickets held."""
         return len(self._held)
 
+    def waits(self) -> list[Wait]:
+        """What the node waits for at this moment."""
+        return waits_of(self._held.values(), self._standing, self._job_id, _now())
+
     # -- told by the node
 
     def installed(self, version: int) -> None:
         """New weights sample: claims are made at their version from now on."""
-        self._version = version
-        self._standing_since = None
+        self._standing.installed(version, _now())
         self._wake.set()
         self._changed.set()
 
     def install_failed(self, error: HeadwayError) -> None:
         """Nothing samples until a later install. A mismatch is the end: no later one would fit."""
-        self._version = None
-        if self._standing_since is None:
-            self._standing_since = _now()
+        self._standing.broke(_now())
         self._changed.set()
         if isinstance(error, WeightMismatch):
             self._fail(error)
@@ -123,7 +113,7 @@ class JobRunner:
 
         `run` returns soon after.
         """
-        self._draining = True
+        self._standing.drains(_now())
         self._wake.set()
         self._changed.set()
         with contextlib.suppress(TimeoutError):
@@ -161,18 +151,19 @@ class JobRunner:
 
     async def _claim_loop(self) -> None:
         pause_s = self._settings.first_backoff_s
-        while not self._draining and not self._end.done():
+        while not self._standing.draining and not self._end.done():
             self._wake.clear()
-            room, version = self._room(), self._version
-            if room == 0 or version is None:
+            free, version = self._room(), self._standing.version
+            if free == 0 or version is None:
                 await self._wake.wait()
                 continue
-            claimed = await self._claim(version, room)
+            claimed = await self._claim(version, free)
+            self._standing.answered(claimed.refusal, _now())
             for lease in claimed.leases:
                 self._begin(lease)
             if claimed.refusal == "closed":
                 await self._give_back("the job's work has ended")
-            if len(claimed.leases) == room:
+            if len(claimed.leases) == free:
                 continue
             if claimed.leases or await woken(self._wake, pause_s):
                 pause_s = self._settings.first_backoff_s
@@ -189,7 +180,7 @@ class JobRunner:
             if self._held:
                 await self._renew(dict(self._held))
 
-    async def _renew(self, held: dict[int, _Held]) -> None:
+    async def _renew(self, held: dict[int, Held]) -> None:
         leases = [entry.lease for entry in held.values()]
         kept = await patiently(lambda: self._ledger.renew(self._settings.node_id, leases))
         lost = held.keys() - {lease.token for lease in kept}
@@ -200,7 +191,7 @@ class JobRunner:
             self._drop(entry)
 
     async def _announce_loop(self) -> None:
-        while not self._draining and not self._end.done():
+        while not self._standing.draining and not self._end.done():
             self._changed.clear()
             await self._announce()
             self._num_members = max(1, len(await patiently(self._ledger.members)))
@@ -214,7 +205,7 @@ class JobRunner:
             settings.node_id,
             settings.address,
             engine.transport,
-            self._version,
+            self._standing.version,
             engine.backends,
             self._session,
         )
@@ -223,42 +214,34 @@ class JobRunner:
     # -- tickets
 
     def _room(self) -> int:
-        """Tickets that may be claimed now.
-
-        A node takes no more than its share of what may be under way in the whole job, so that
-        with a small lag the first to come does not leave the others idle.
-        """
-        sampling = sum(entry.sampling for entry in self._held.values())
-        if len(self._held) - sampling >= self._max_scoring:
-            return 0
         may_start = self._spec.data.train_batch_size * (self._spec.algorithm.max_policy_lag + 1)
         share = math.ceil(may_start / self._num_members)
-        return max(0, min(self._slots, share) - sampling)
+        return room(self._held.values(), self._slots, share)
 
     def _begin(self, lease: Lease) -> None:
         assert self._tasks is not None
-        held = _Held(lease, _now())
+        held = Held(lease, _now())
         self._held[lease.token] = held
         if self._end.done():
             return  # it was claimed while the end came: `_leave` gives it back
         work = self._ended_by(self._work(held))
         held.task = self._tasks.create_task(work, name=f"ticket-{lease.token}")
 
-    async def _work(self, held: _Held) -> None:
+    async def _work(self, held: Held) -> None:
         completions = await self._work_on.generate(held.lease)
-        held.sampling = False
-        generate_s = _now() - held.claimed_at
+        held.sampled_at = _now()
+        generate_s = held.sampled_at - held.claimed_at
         self._wake.set()
         if completions is not None:
             await self._work_on.score_and_deliver(held.lease, completions, generate_s)
         self._forget(held)
 
-    def _forget(self, held: _Held) -> None:
+    def _forget(self, held: Held) -> None:
         self._held.pop(held.lease.token, None)
         self._wake.set()
         self._let_go.set()
 
-    def _drop(self, held: _Held) -> None:
+    def _drop(self, held: Held) -> None:
         if held.task is not None:
             held.task.cancel()
         self._forget(held)
@@ -266,7 +249,7 @@ class JobRunner:
     async def _give_back_what_stands_still(self) -> None:
         """After a broken install, tickets go back when no later one comes in good time."""
         grace_s = 2 * self._spec.rollout.update_timeout_s
-        if self._standing_since is None or _now() - self._standing_since < grace_s:
+        if not self._standing.broken or _now() - self._standing.since < grace_s:
             return
         await self._give_back("no weights came")
 

@@ -117,6 +117,7 @@ class ScriptedNode:
         self._channel = channel(address)
         self._stub = fleet_pb2_grpc.FleetServiceStub(self._channel)
         self.says: dict[str, fleet_pb2.JobStatus] = {}
+        self.waits: list[fleet_pb2.Wait] = []
 
     async def register(self) -> ScriptedNode:
         """Registers and beats once, so that it can be given work."""
@@ -131,7 +132,10 @@ class ScriptedNode:
     async def beat(self, draining: bool = False) -> dict[str, fleet_pb2.Assignment]:
         """One heartbeat; the assignments by job. What is not assigned is forgotten."""
         request = fleet_pb2.HeartbeatRequest(
-            node_id=self.node_id, jobs=self.says.values(), draining=draining
+            node_id=self.node_id,
+            jobs=self.says.values(),
+            draining=draining,
+            waits=self.waits,
         )
         answer = await self._stub.Heartbeat(request, timeout=5, wait_for_ready=True)
         assert not answer.unknown_node, f"{self.node_id} is unknown"

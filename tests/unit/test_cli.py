@@ -192,7 +192,9 @@ def test_redis_down(headway, tmp_path):
 def test_redis_with_a_wrong_password(headway, tmp_path):
     with EmbeddedValkey(tmp_path / "valkey") as server:
         address = server.url.rpartition("@")[2]
-        done = headway("up", "--port", free_port(), HEADWAY_REDIS_URL=f"redis://:wrong-one@{address}")
+        done = headway(
+            "up", "--port", free_port(), HEADWAY_REDIS_URL=f"redis://:wrong-one@{address}"
+        )
     assert done.returncode == 3
     assert "password" in done.stderr
     assert "wrong-one" not in done.stderr
