@@ -6,16 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from headway.malloc import KEEP_FREED
 from headway.precision import DtypeOrAuto, resolve_dtype
-
-# glibc, in the processes vLLM starts: memory that was freed is kept. By default activations go
-# back to the system, and each page is cleared and mapped anew. The largest blocks, embeddings
-# that an install unpacks, do go back: among kept ones they would leave ever new holes
-_MALLOC = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # as large as glibc allows
-    "MALLOC_TRIM_THRESHOLD_": str(64 << 30),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +41,7 @@ def set_environment(config: VllmConfig) -> None:
         HF_HUB_OFFLINE="1",  # the model is a folder here
         VLLM_CPU_OMP_THREADS_BIND=",".join(map(str, _cores(config))),
     )
-    for name, value in _MALLOC.items():
+    for name, value in KEEP_FREED.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are about tuning
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
