@@ -43,8 +43,11 @@ class CatchUps:
         """What is under way."""
         return tuple(self._tasks.values())
 
-    def begin(self, member: Member, newest: Callable[[], Staged]) -> None:
-        """Starts to bring a member to the version that is the newest when its turn comes."""
+    def begin(self, member: Member, newest: Callable[[], Staged | None]) -> None:
+        """Starts to bring a member to the version that is the newest when its turn comes.
+
+        None: there is none just then; the member is looked at again soon.
+        """
         work = self._bring(member, newest)
         self._tasks[member.key] = asyncio.create_task(work, name=f"catch-up {member.node_id}")
 
@@ -62,9 +65,11 @@ class CatchUps:
         await end_tasks(self._tasks.values())
         self._tasks.clear()
 
-    async def _bring(self, member: Member, newest: Callable[[], Staged]) -> None:
+    async def _bring(self, member: Member, newest: Callable[[], Staged | None]) -> None:
         async with self._turns:
             staged = newest()
+            if staged is None:
+                return
             version = staged.manifest.version
             try:
                 report = await self._install(member, staged)

@@ -123,6 +123,13 @@ class Publisher:
             )
             return report
 
+    def retire(self) -> None:
+        """Lets go of the newest version, so that the next can be staged in its memory.
+
+        Nobody begins to catch up until the next publish; who does so already goes on.
+        """
+        self._newest = None
+
     async def admit(self) -> tuple[asyncio.Task[None], ...]:
         """Lets members that lack the newest version catch up; waits for none of them.
 
@@ -149,11 +156,7 @@ class Publisher:
         for member in members:
             lacks = self._roster.version(member) != staged.manifest.version
             if lacks and member.key not in spoken_for and self._roster.may_try(member):
-                self._catch_ups.begin(member, self._newest_staged)
-
-    def _newest_staged(self) -> Staged:
-        assert self._newest is not None
-        return self._newest
+                self._catch_ups.begin(member, lambda: self._newest)
 
     async def _broadcast_to(self, staged: Staged, announced: Sequence[Member]) -> _Outcome:
         """Broadcasts to all that have a version; to everyone at first, when nobody has."""

@@ -199,6 +199,6 @@ def write_snapshot(folder: Path | str, job_id: str, staged: Staged) -> Path:
 
 def _packed(bucket: Bucket, tensors: Mapping[str, Tensor]) -> Any:
     """One bucket's bytes as a uint8 array."""
-    from headway.weights.transfer import packed
+    from headway.weights.packing import packed
 
     return packed(bucket, tensors).numpy()

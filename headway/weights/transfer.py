@@ -20,6 +20,7 @@ from headway.errors import Unavailable
 from headway.messages import WeightManifest
 from headway.weights.group import Transfer, WeightGroup
 from headway.weights.manifest import Bucket, bucket_layout, digest_of
+from headway.weights.packing import lies_packed, packed
 
 _DEPTH = 2
 
@@ -34,7 +35,8 @@ def send(
     """
     ends = time.monotonic() + group.timeout_s
     buckets = bucket_layout(manifest)
-    buffers = _buffers(buckets, device)
+    as_it_lies = device == "cpu" and all(lies_packed(bucket, tensors) for bucket in buckets)
+    buffers = [None] * _DEPTH if as_it_lies else _buffers(buckets, device)
     pending: deque[Transfer] = deque()
     try:
         for index, bucket in enumerate(buckets):
@@ -46,17 +48,6 @@ def send(
             pending.popleft().wait(ends)
     finally:
         pending.clear()  # after an error they would hold the connections open
-
-
-def packed(bucket: Bucket, tensors: Mapping[str, Tensor], buffer: Tensor | None = None) -> Tensor:
-    """A bucket's bytes [num_bytes], uint8: copied to the start of `buffer` (default: a new one)."""
-    if buffer is None:
-        buffer = torch.zeros(bucket.num_bytes, dtype=torch.uint8)
-    for slot in bucket.slots:
-        source = tensors[slot.spec.name].detach().contiguous().reshape(-1)
-        place = buffer[slot.offset : slot.offset + slot.num_bytes]
-        place.copy_(source.view(torch.uint8))
-    return buffer[: bucket.num_bytes]
 
 
 class Staging:

@@ -56,6 +56,9 @@ class Publishes(Protocol):
     async def publish(self, version: int, tensors: Mapping[str, Tensor]) -> Any:
         """Returns when every live member has installed the version."""
 
+    def retire(self) -> None:
+        """Lets go of the version before, for the next to be staged."""
+
     async def admit(self) -> Any:
         """Lets nodes that lack the newest version catch up; waits for none."""
 
@@ -251,6 +254,7 @@ class Loop:
         else:
             with self._waits.on("publish", version - 1):
                 await self._publishing
+            p.publisher.retire()  # one version's memory serves all
         staged = await p.crew.weights(version)
         self._publishing = asyncio.create_task(self._publish(version, staged), name="publish")
 

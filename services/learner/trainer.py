@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from headway.precision import resolve_dtype
 from headway.rl import metrics
 from headway.rl.lr import learning_rate
 from headway.weights.manifest import combined_digest, digest_of, tensor_bytes
+from headway.weights.packing import Room
 from services.learner.batch import make_batch
 from services.learner.export import own_dtype, write_model
 from services.learner.masters import Masters
@@ -89,6 +90,7 @@ class FsdpTrainer:
         if world == 1 and self.compute_dtype != torch.float32:
             self._masters = Masters(self._policy.lm, self.compute_dtype)
         self._held: Future[Any] | None = None
+        self._room = Room()  # for the version to be sent
         optim = spec.actor.optim
         self._parameters = (
             self._masters.parameters
@@ -273,17 +275,22 @@ class FsdpTrainer:
         """See `Trainer`. A tied lm_head is not listed twice."""
         wanted = self._spec.rollout.dtype
         dtype = getattr(torch, resolve_dtype(wanted, on_gpu=self._device.type != "cpu"))
-        return list(self._gather(dtype).items())
+        places: dict[str, Tensor] = {}
+        if self._rank == 0:  # a parameter's shape is the whole's, also when it is sharded
+            shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
+            places = self._room.lay_out(shapes, dtype)
+        return list(self._gather(lambda name, tensor: places[name].copy_(tensor)).items())
 
-    def _gather(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Fresh CPU copies under the names of the model's files, on rank 0."""
+    @torch.no_grad()
+    def _gather(self, copied: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
+        """Copies on the host under the names of the model's files, on rank 0."""
         from transformers.core_model_loading import revert_weight_conversion
 
         gathered: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
             tensor = whole(parameter)
             if self._rank == 0:
-                gathered[name] = tensor.to("cpu", dtype, copy=True)
+                gathered[name] = copied(name, tensor)
         if self._rank != 0:
             return {}
         named: dict[str, Tensor] = revert_weight_conversion(self._policy.lm, gathered)
@@ -313,7 +320,8 @@ class FsdpTrainer:
 
     def export(self, path: Path) -> None:
         """See `Trainer`. Config and tokenizer are the source folder's."""
-        weights = self._gather(own_dtype(self._source))
+        dtype = own_dtype(self._source)
+        weights = self._gather(lambda _, tensor: tensor.to("cpu", dtype, copy=True))
         if self._rank == 0:
             write_model(self._source, path, weights)
         if self._world > 1:

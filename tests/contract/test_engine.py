@@ -14,7 +14,7 @@ import torch
 from headway.errors import EpochBroken, Unavailable, WeightMismatch
 from headway.messages import Completion, InstallReport, WeightManifest
 from headway.weights.manifest import bucket_layout, build_manifest, combined_digest
-from headway.weights.transfer import packed
+from headway.weights.packing import packed
 from services.rollout.engine import Engine, Sampling
 from services.rollout.sim_broadcast import BroadcastSimEngine
 from services.rollout.sim_engine import SimEngine, SimSettings

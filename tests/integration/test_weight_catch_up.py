@@ -140,6 +140,19 @@ async def test_a_joiner_whose_digests_differ_is_put_out(fleet: WeightFleet) -> N
     await publisher.close()
 
 
+async def test_between_two_versions_a_newcomer_waits_for_the_second(fleet: WeightFleet) -> None:
+    await fleet.add("n1")
+    late, fleet.members = fleet.members, {}
+    publisher = fleet.publisher()
+    await publisher.publish(0, tensors(0))
+    publisher.retire()
+    fleet.members = late
+    assert await publisher.admit() == ()
+    report = await publisher.publish(1, tensors(1))
+    assert set(report.installed) == {"n1"}
+    await publisher.close()
+
+
 async def test_weights_without_members_wait_for_the_first(fleet: WeightFleet) -> None:
     publisher = fleet.publisher()
     report = await publisher.publish(0, tensors(0))
