@@ -90,7 +90,10 @@ class FleetRegistry:
         now: float,
         waits: tuple[Wait, ...] = (),
     ) -> bool | None:
-        """Takes a heartbeat in. None: unknown process. True: it says something new."""
+        """Takes a heartbeat in. None: unknown process. True: it says something new.
+
+        That a rollout node has newer weights is no news: nothing is planned by it.
+        """
         known = self._nodes.get(node_id)
         if known is None:
             return None
@@ -104,7 +107,8 @@ class FleetRegistry:
             waits=waits,
             changed_at=known.changed_at if reports == known.reports else now,
         )
-        return known.heard_at is None or known.reports != reports or known.draining != draining
+        told = _plans(known.role, known.reports) != _plans(known.role, reports)
+        return known.heard_at is None or told or known.draining != draining
 
     def leave(self, node_id: str) -> bool:
         """Forgets a process; False when it was not known."""
@@ -131,3 +135,7 @@ class FleetRegistry:
     def silence_s(self, node_id: str, now: float) -> float:
         """Seconds since `node_id` was last heard."""
         return max(0.0, now - self._last_seen[node_id])
+
+
+def _plans(role: Role, reports: tuple[JobReport, ...]) -> tuple[JobReport, ...]:
+    return tuple(replace(r, version=None) for r in reports) if role == "rollout" else reports

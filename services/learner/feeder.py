@@ -1,9 +1,9 @@
 """Keeps the ledger supplied with tickets.
 
 Consumes the prompt stream, produces issued tickets, waits when the ledger holds
-as many unfinished groups as it may, and is unblocked when groups are taken or
-filtered. Ticket k is always the same ticket, so issuing one twice is harmless and
-a restarted feeder goes on where the ledger says.
+as many unfinished groups as it may, and is unblocked when groups are taken (`wake`) or
+filtered (it looks from time to time). Ticket k is always the same ticket, so issuing one
+twice is harmless and a restarted feeder goes on where the ledger says.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 from headway.data.stream import Cursor, PromptStream
 from headway.ledger.api import Ledger
 from headway.messages import Ticket
-from headway.patience import patiently
+from headway.patience import patiently, woken
 from headway.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -31,6 +31,11 @@ class Feeder:
         self._batch = batch_groups
         self._cursor = stream.cursor
         self._offer: deque[tuple[Ticket, Cursor]] = deque()  # made, not yet accepted
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """The ledger has room again."""
+        self._wake.set()
 
     @property
     def cursor(self) -> Cursor:
@@ -42,11 +47,12 @@ class Feeder:
         next_id = (await patiently(self._ledger.counts)).issued_total
         idle_s = _IDLE_S
         while True:
+            self._wake.clear()
             accepted = await self.issue(next_id)
             next_id += accepted
             idle_s = _IDLE_S if accepted else min(2 * idle_s, _MAX_IDLE_S)
             if accepted < self._batch:
-                await asyncio.sleep(idle_s)
+                await woken(self._wake, idle_s)
 
     async def issue(self, next_id: int) -> int:
         """Offers one batch of tickets from `next_id` on; how many the ledger took."""

@@ -1,9 +1,9 @@
 """The job's one finite clock: take → train → commit → stage → publish → checkpoint.
 
 Consumes delivered groups, produces weight versions. Waits for a step's groups and,
-before staging, for the publish before; is unblocked by deliveries. A publish runs
-beside the next step. Every other task lives as long as the loop does: its end is an
-error.
+before staging, for the publish before; is unblocked by deliveries. A publish and what
+is written down about a step run beside the next one; a checkpoint waits for the latter.
+Every other task lives as long as the loop does: its end is an error.
 
 Step s (from 0) starts at version s and makes version s + 1. After a restart the
 steps between the checkpoint and the ledger are retraced with the same groups, and
@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -116,6 +117,8 @@ class Loop:
         self._nonfinite = nonfinite  # skipped steps in a row
         self._publishing: asyncio.Task[None] | None = None
         self._publish_s = 0.0
+        self._to_record: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._recording: asyncio.Task[None] | None = None
         self._meter = RolloutMeter(parts.ledger)
         self._row_at = 0.0
         self._waits = WaitWatch(parts.spec, parts.ledger, parts.events, parts.reporter)
@@ -149,6 +152,9 @@ class Loop:
                 raise Cancelled
         finally:
             await end_tasks([steps, stop, *helpers, *filter(None, [self._publishing])])
+            if (recording := self._begin_recording()) is not None:
+                await asyncio.wait({recording}, timeout=_CANCEL_PATIENCE_S)
+                await end_tasks([recording])
             # A checkpoint under way is of a good state: a failed job keeps it too.
             patience_s = _CANCEL_PATIENCE_S if stopping.is_set() else _SAVE_PATIENCE_S
             await self._p.saver.settle(patience_s)
@@ -171,6 +177,7 @@ class Loop:
             with self._waits.on("groups", step):
                 batch = await self._take(step, stopping)
             took = batch.took
+            self._p.feeder.wake()
             self._p.reporter.update(phase="running", step=step, detail="")
             at_take = clock()
             metrics = await self._train(step, batch)
@@ -186,11 +193,14 @@ class Loop:
                 "timing_s/stage": at_stage - at_train,
                 "timing_s/publish": self._publish_s,
             }
-            await self._record(step, batch, {**metrics, **timing})
-            recorded = RecordedStep(tuple(batch.groups), took.late, batch.payloads)
+            await self._recorded()
+            row = {**metrics, **timing, **self._tempo(batch)}
+            self._to_record = partial(self._record, step, batch, row)
             with self._waits.on("checkpoint", step):
-                await self._p.recorder.add(step, recorded)
+                if self._p.saver.is_due(step + 1):
+                    await self._recorded()
                 await self._p.saver.after_step(step + 1, self._p.feeder.cursor, self._nonfinite)
+        await self._recorded()
         if self._publishing is not None:
             await self._publishing
 
@@ -198,6 +208,7 @@ class Loop:
         """A cancelled job's last state, unless that would keep the user waiting."""
         step = self._p.reporter.status.step or 0
         if self._p.saver.is_cheap(step):
+            await self._recorded()
             await self._p.saver.save(step, self._p.feeder.cursor, self._nonfinite)
             await self._p.saver.wait()
 
@@ -209,6 +220,7 @@ class Loop:
             took = await patiently(lambda: self._p.ledger.take(step))
             if took.ticket_ids is not None:
                 break
+            self._begin_recording()
             if stopping.is_set():
                 raise Cancelled
             if time.monotonic() - kept_alive > IDLE_EVERY_S:
@@ -225,6 +237,7 @@ class Loop:
 
     async def _train(self, step: int, batch: Batch) -> dict[str, Any]:
         """One optimiser step. A skipped one still makes a version: the same weights again."""
+        self._begin_recording()
         metrics, digest = await self._p.crew.train(step, batch.groups, batch.took.late)
         skipped = bool(metrics["actor/skipped"])
         self._nonfinite = self._nonfinite + 1 if skipped else 0
@@ -275,27 +288,43 @@ class Loop:
             if self._publishing is not None:
                 await self._p.publisher.admit()
 
+    def _begin_recording(self) -> asyncio.Task[None] | None:
+        """Starts to write the last step down, once there is time for it."""
+        if self._to_record is not None:
+            self._recording = asyncio.create_task(self._to_record(), name="record")
+            self._to_record = None
+        return self._recording
+
+    async def _recorded(self) -> None:
+        """Returns when the last step is written down; raises what that failed with."""
+        if (recording := self._begin_recording()) is not None:
+            await recording
+
+    def _tempo(self, batch: Batch) -> dict[str, float]:
+        """The time since the last step, and what was done in it."""
+        now = time.monotonic()
+        wall, self._row_at = now - self._row_at, now
+        return {
+            "pool/learner_busy": self._p.crew.busy.fraction(now),
+            "perf/throughput": count_tokens(list(batch.groups.values())) / wall,
+            "perf/time_per_step": wall,
+            "timing_s/step": wall,
+            "time": time.time(),
+        }
+
     async def _record(self, step: int, taken: Batch, extra: Mapping[str, Any]) -> None:
-        """Writes the step's row and samples. Steps count from 1 for readers."""
+        """Writes the step's row, samples and record. Steps count from 1 for readers."""
         p, took = self._p, taken.took
         batch = list(taken.groups.values())
-        now = time.monotonic()
-        wall = now - self._row_at
-        self._row_at = now
         counts = await patiently(p.ledger.counts)
         row: dict[str, Any] = {
             "step": step + 1,
             "version": step,
-            "time": time.time(),
             **group_metrics(batch),
             **lag_metrics(step, batch),
             **extra,
             **ledger_metrics(counts),
             **await self._meter.read(),
-            "pool/learner_busy": p.crew.busy.fraction(now),
-            "perf/throughput": count_tokens(batch) / wall,
-            "perf/time_per_step": wall,
-            "timing_s/step": wall,
             "rollout/queue_s_mean": mean(list(took.queue_s.values())),
             "training/late_groups": float(len(took.late)),
             "training/replayed": float(took.replayed),
@@ -303,6 +332,8 @@ class Loop:
         p.folder.append_samples(step + 1, batch)
         p.folder.append_metrics(row)
         p.events.metrics(step + 1, row)
+        recorded = RecordedStep(tuple(taken.groups), took.late, taken.payloads)
+        await p.recorder.add(step, recorded)
 
 
 def _task(coro: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

@@ -48,16 +48,22 @@ class Saver:
         self._saved = saved
         self._took_s: float | None = None
 
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is to be made after `step` steps."""
+        every = self._spec.trainer.save_freq
+        return self._is_last(step) or bool(every and step % every == 0)
+
     async def after_step(self, step: int, cursor: Cursor, nonfinite: int) -> None:
         """Begins a checkpoint if one is due after `step` steps."""
         if self._task is not None and self._task.done():
             self._task.result()
-        every = self._spec.trainer.save_freq
-        last = step == self._spec.trainer.total_training_steps
-        if last or (every and step % every == 0):
+        if self.is_due(step):
             await self.save(step, cursor, nonfinite)
-        if last:
+        if self._is_last(step):
             await self.wait()
+
+    def _is_last(self, step: int) -> bool:
+        return step == self._spec.trainer.total_training_steps
 
     async def save(self, step: int, cursor: Cursor, nonfinite: int) -> None:
         """Begins to write the state of `step` in the background."""

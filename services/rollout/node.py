@@ -225,7 +225,6 @@ class RolloutNode:
                 runner.install_failed(error)
                 raise
             runner.installed(report.version)
-            self.on_change()
             return report
 
         return await self._lane.run(install, timeout_s)
@@ -249,7 +248,6 @@ class RolloutNode:
                     runner.install_failed(error)
                 raise
             runner.installed(report.version)
-            self.on_change()
             return report
 
         # not in the lane: a slow stream must hold up neither a drain nor other weight calls
