@@ -32,7 +32,7 @@ async def test_an_expired_ticket_is_claimable_again_without_a_deadline(stand):
     assert all(new.token > was.token for new, was in zip(again, old, strict=True))
     counts = await ledger.counts()
     assert (counts.expired_leases, counts.leased, counts.issued) == (2, 2, 1)
-    assert await stand.deadlines() == {0: 1, 1: 1}
+    assert (await stand.snapshot()).deadlines == {0: 1, 1: 1}
 
 
 async def test_renew_keeps_what_is_held_and_names_what_is_lost(stand):
@@ -78,7 +78,7 @@ async def test_used_up_attempts_abandon_a_ticket(stand):
     assert counts.abandoned == 2
     assert counts.reasons == {"prompt_too_long": 1, "lease_expired": 1}
     assert (counts.failed_attempts, counts.expired_leases, counts.conserved) == (2, 2, True)
-    assert await stand.deadlines() == {}
+    assert (await stand.snapshot()).deadlines == {}
     assert await ledger.claim("a", 0) == ClaimResult((), "empty")
 
 

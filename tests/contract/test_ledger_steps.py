@@ -154,14 +154,14 @@ async def test_on_late_drop_goes_on_without(stand):
     counts = await ledger.counts()
     assert (counts.dropped, counts.reasons, counts.refused_deliveries) == (1, {"late": 1}, 1)
     assert counts.conserved
-    assert await stand.deadlines() == {}
+    assert (await stand.snapshot()).deadlines == {}
 
 
 async def test_on_late_mask_trains_it_later_and_says_so(stand):
     ledger = stand.ledger
     straggler, _ = await stall(ledger, "mask")
     assert await train(ledger, 1) == (2,)
-    assert await stand.deadlines() == {}
+    assert (await stand.snapshot()).deadlines == {}
     assert await ledger.renew("slow", [straggler]) == (straggler,)
     assert await ledger.deliver(straggler, b"0")
     taken = await ledger.take(2)
@@ -177,7 +177,7 @@ async def test_a_late_ticket_that_is_lost_starts_afresh(stand):
     await stand.run_out()
     lease = (await ledger.claim("b", 2)).leases[0]
     assert (lease.ticket.ticket_id, lease.attempt) == (0, 2)
-    assert await stand.deadlines() == {0: 3}
+    assert (await stand.snapshot()).deadlines == {0: 3}
     await ledger.deliver(lease, b"0")
     taken = await ledger.take(2)
     assert (taken.ticket_ids, taken.late) == ((0,), frozenset())

@@ -1,17 +1,19 @@
-"""Simulated fleets under the lag rule: never a breach, never a deadlock."""
+"""Simulated fleets under the lag rule: never a breach, never a deadlock, whoever dies."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.rl.schedule import feasible, fill, may_claim
+from headway.rl.schedule import feasible, fill, give_up, may_claim
 
 NUM_STEPS = 8
+LONGEST = 30  # units of work of the longest answer
+LEASE_TICKS = 40
 
 
 @dataclass
@@ -19,8 +21,7 @@ class Running:
     """One ticket in the works on one node."""
 
     ticket: int
-    start_version: int
-    ends: int  # tick; a lost lease ends too
+    ends: int  # tick
     fate: str  # delivered, filtered, lost
 
 
@@ -28,13 +29,17 @@ class Running:
 class Fleet:
     batch: int
     lag: int
+    on_late: str
     speeds: tuple[int, ...]  # ticks a unit of work, per node
     slots: int  # tickets at once, per node
     train_ticks: int
     publish_ticks: int
+    lengths: str  # constant, two, tailed
     long_share: float
     lost_share: float
     filtered_share: float
+    node_death: float  # a node's chance to die, a tick
+    learner_death: float  # the learner's, a step
     seed: int
 
 
@@ -42,13 +47,17 @@ FLEETS = st.builds(
     Fleet,
     batch=st.integers(1, 5),
     lag=st.integers(0, 4),
+    on_late=st.sampled_from(["wait", "mask", "drop"]),
     speeds=st.lists(st.integers(1, 12), min_size=1, max_size=5).map(tuple),
     slots=st.integers(1, 6),
     train_ticks=st.integers(1, 10),
     publish_ticks=st.integers(0, 10),
+    lengths=st.sampled_from(["constant", "two", "tailed"]),
     long_share=st.floats(0, 0.9),
     lost_share=st.floats(0, 0.5),
     filtered_share=st.floats(0, 0.5),
+    node_death=st.sampled_from([0.0, 0.0, 0.001, 0.01]),
+    learner_death=st.sampled_from([0.0, 0.3]),
     seed=st.integers(0, 2**32),
 )
 
@@ -62,10 +71,13 @@ class World:
         self.step = 0  # next step to take
         self.deadlines: dict[int, int] = {}
         self.start: dict[int, int] = {}
+        self.late: set[int] = set()  # let go by: without a deadline, their old tokens masked
+        self.given_up: set[int] = set()  # dropped: what their nodes deliver is refused
         self.arrived: list[int] = []
         self.claimable: list[int] = []
         self.next_ticket = 0
         self.versions = [0] * len(fleet.speeds)
+        self.published = 0
         self.running: list[list[Running]] = [[] for _ in fleet.speeds]
         self.installs: list[tuple[int, int, int]] = []  # tick, node, version
         self.learner_free = 0
@@ -73,11 +85,14 @@ class World:
         self.most_started = Counter[int]()  # step -> most tickets started and not taken
 
     def run(self) -> None:
-        longest = 30 * max(self.fleet.speeds)
+        # Half of all tries at worst are lost or filtered; 400 rounds of the longest work
+        # without one step is no bad luck.
+        round_ticks = LONGEST * max(self.fleet.speeds) + 3 * self.fleet.train_ticks + LEASE_TICKS
         progress = 0
         for tick in range(10**6):
             done = len(self.trained)
             self._install(tick)
+            self._die(tick)
             self._end_work(tick)
             self._claim(tick)
             self._train(tick)
@@ -85,23 +100,35 @@ class World:
                 progress = tick
             if len(self.trained) == NUM_STEPS:
                 return
-            # Half of all tries at worst are lost or filtered; 400 rounds of the longest
-            # work without one step is no bad luck.
-            assert tick - progress < 400 * (longest + self.fleet.train_ticks + 20), "deadlock"
+            assert tick - progress < 400 * round_ticks, "deadlock"
 
     def _install(self, tick: int) -> None:
         for due, node, version in [i for i in self.installs if i[0] <= tick]:
             self.versions[node] = max(self.versions[node], version)
             self.installs.remove((due, node, version))
 
+    def _die(self, tick: int) -> None:
+        """Its leases run out later; the node comes back with the newest published version."""
+        if not self.fleet.node_death:
+            return
+        for node, work in enumerate(self.running):
+            if self.random.random() < self.fleet.node_death:
+                for item in work:
+                    item.fate = "lost"
+                    item.ends = max(item.ends, tick + LEASE_TICKS)
+                self.versions[node] = self.published
+
     def _end_work(self, tick: int) -> None:
         for work in self.running:
             for item in [item for item in work if item.ends <= tick]:
                 work.remove(item)
+                if item.ticket in self.given_up:
+                    continue
                 if item.fate == "delivered":
                     self.arrived.append(item.ticket)
                     continue
-                del self.deadlines[item.ticket]  # no deadline until claimed again
+                self.deadlines.pop(item.ticket, None)  # no deadline until claimed again
+                self.late.discard(item.ticket)
                 if item.fate == "lost":
                     self.claimable.append(item.ticket)
 
@@ -126,42 +153,60 @@ class World:
         return self.next_ticket - 1
 
     def _begin(self, ticket: int, node: int, tick: int) -> Running:
-        draw = self.random.random
-        length = 30 if draw() < self.fleet.long_share else 1 + int(3 * draw())
         fates = (self.fleet.lost_share, self.fleet.filtered_share)
         fate = self.random.choices(
             ("lost", "filtered", "delivered"), (*fates, max(0.2, 1 - sum(fates)))
         )[0]
-        ends = tick + length * self.fleet.speeds[node]
-        return Running(ticket, self.versions[node], ends, fate)
+        return Running(ticket, tick + self._length() * self.fleet.speeds[node], fate)
+
+    def _length(self) -> int:
+        if self.fleet.lengths == "constant":
+            return 3
+        if self.fleet.lengths == "tailed":
+            return min(LONGEST, int(self.random.paretovariate(1.1)))
+        draw = self.random.random
+        return LONGEST if draw() < self.fleet.long_share else 1 + int(3 * draw())
 
     def _train(self, tick: int) -> None:
         if tick < self.learner_free:
             return
+        if self.fleet.on_late != "wait":
+            self._give_up()
         batch = fill(self.step, self.deadlines, self.arrived, self.fleet.batch).ticket_ids
         if batch is None:
             return
         assert len(batch) == self.fleet.batch
         for ticket in batch:
-            assert 0 <= self.step - self.start[ticket] <= self.fleet.lag, "lag breach"
-            del self.deadlines[ticket]
+            lag = self.step - self.start[ticket]
+            assert ticket in self.late or 0 <= lag <= self.fleet.lag, "lag breach"
+            self.deadlines.pop(ticket, None)
             self.arrived.remove(ticket)
         self.trained.append(batch)
         self.step += 1
         assert feasible(self.deadlines, self.step, self.fleet.batch)
         self.learner_free = tick + self.fleet.train_ticks
+        if self.random.random() < self.fleet.learner_death:  # retraces two steps, publishes late
+            self.learner_free += 2 * self.fleet.train_ticks
+        self.published = self.step
         for node in range(len(self.versions)):
             lands = self.learner_free + self.random.randint(0, self.fleet.publish_ticks)
             self.installs.append((lands, node, self.step))
 
+    def _give_up(self) -> None:
+        for ticket in give_up(self.step, self.deadlines, self.arrived, self.fleet.batch):
+            del self.deadlines[ticket]
+            (self.late if self.fleet.on_late == "mask" else self.given_up).add(ticket)
 
-@settings(max_examples=80, deadline=None)
+
+@settings(max_examples=100, deadline=None)
 @given(FLEETS)
 def test_any_fleet_trains_on_without_a_breach(fleet: Fleet):
     world = World(fleet)
     world.run()
     taken = [ticket for batch in world.trained for ticket in batch]
     assert len(set(taken)) == len(taken) == NUM_STEPS * fleet.batch
+    assert fleet.on_late == "mask" or not world.late
+    assert fleet.on_late == "drop" or not world.given_up
     for started in world.most_started.values():
         assert started <= fleet.batch * (fleet.lag + 1)
 
@@ -169,8 +214,9 @@ def test_any_fleet_trains_on_without_a_breach(fleet: Fleet):
 @settings(max_examples=40, deadline=None)
 @given(FLEETS)
 def test_lag_zero_is_a_synchronous_trainer(fleet: Fleet):
-    world = World(Fleet(**{**vars(fleet), "lag": 0}))
+    world = World(replace(fleet, lag=0))
     world.run()
+    assert not world.late and not world.given_up
     for step, batch in enumerate(world.trained):
         assert [world.start[ticket] for ticket in batch] == [step] * fleet.batch
 
@@ -178,7 +224,7 @@ def test_lag_zero_is_a_synchronous_trainer(fleet: Fleet):
 @settings(max_examples=30, deadline=None)
 @given(FLEETS)
 def test_lag_zero_without_losses_takes_the_tickets_in_order(fleet: Fleet):
-    world = World(Fleet(**{**vars(fleet), "lag": 0, "lost_share": 0.0, "filtered_share": 0.0}))
+    world = World(replace(fleet, lag=0, lost_share=0.0, filtered_share=0.0, node_death=0.0))
     world.run()
     taken = [ticket for batch in world.trained for ticket in batch]
     assert taken == list(range(NUM_STEPS * fleet.batch))
