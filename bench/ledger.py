@@ -1,11 +1,14 @@
-"""How fast the work ledger moves groups, beside plain writes to the same store.
+"""How fast the work ledger moves groups, beside a bare stream of the same payloads.
 
-    python bench/ledger.py [--redis URL] [--groups 4000] [--payload-kib 8] [--nodes 8]
+    python bench/ledger.py [--redis URL] [--seconds 4] [--payload-kib 4 64 1024] [--nodes 8]
 
-Rollout nodes claim and deliver at once, each over a connection of its own; then a
-learner takes, reads, commits and trims. The baseline: as many plain SETs of the same
-payload over the same connections. `ratio` is a rate over the baseline's. Server and
-clients share this machine, and all clients one process: lower bounds.
+A round is 128 groups. Through the ledger: four steps of a job at lag 2, whose nodes, each with a
+connection of its own, claim and deliver one group after the other while a learner issues, takes,
+reads, commits and trims. The baseline: as many connections that each add a payload to one stream
+(XADD), read one as a consumer group (XREADGROUP) and acknowledge it (XACK). Rounds take turns, so
+both meet the same machine; `ratio` is groups a second through the ledger over the baseline's, from
+the medians of the rounds. Server and clients share this machine, and all clients one process:
+lower bounds.
 """
 
 from __future__ import annotations
@@ -14,94 +17,117 @@ import argparse
 import asyncio
 import json
 import os
+import statistics
 import tempfile
 import time
 import uuid
-from collections import Counter, defaultdict
-from collections.abc import Awaitable
 from contextlib import ExitStack
-from typing import Any
 
 from redis.asyncio import Redis
 
-from headway.ledger.api import Lease, LedgerConfig
+from headway.ledger.api import LedgerConfig
 from headway.ledger.redis_ledger import RedisLedger
 from headway.messages import Ticket
 from headway.redis_client import connect
 from headway.valkey import EmbeddedValkey
 
-BATCH_GROUPS = 64
+BATCH_GROUPS = 32
+ROUND_STEPS = 4
+ROUND_GROUPS = BATCH_GROUPS * ROUND_STEPS
 LAG = 2
+POLL_S = 0.005
+WARM_UP_ROUNDS = 2
 
 
-class Rates:
-    """Seconds and calls of each kind."""
+class Ledgers:
+    """One job's ledger as its nodes and its learner use it."""
 
-    def __init__(self) -> None:
-        self._spent: defaultdict[str, float] = defaultdict(float)
-        self._done: Counter[str] = Counter()
+    def __init__(self, clients: list[Redis], payload: bytes) -> None:
+        job = f"bench-{uuid.uuid4().hex[:8]}"
+        self._learner = RedisLedger(clients[0], job)
+        self._nodes = [RedisLedger(client, job) for client in clients]
+        self._payload = payload
+        self._step = 0
 
-    async def time(self, kind: str, num: int, *work: Awaitable[Any]) -> None:
-        """Awaits all of the work, which makes `num` calls."""
-        started = time.perf_counter()
-        await asyncio.gather(*work)
-        self._spent[kind] += time.perf_counter() - started
-        self._done[kind] += num
+    async def open(self) -> None:
+        """Before the first round."""
+        await self._learner.open(LedgerConfig(BATCH_GROUPS, LAG, max_outstanding_bytes=1 << 40))
 
-    def per_s(self) -> dict[str, float]:
-        """Calls a second, by kind."""
-        return {f"{kind}_per_s": self._done[kind] / self._spent[kind] for kind in self._done}
+    async def round(self) -> None:
+        """Four steps of a job, save for the sampling and the training."""
+        last = self._step + ROUND_STEPS
+        await asyncio.gather(self._train(last), *(self._node(one, last) for one in self._nodes))
+
+    async def _train(self, last: int) -> None:
+        learner = self._learner
+        issued = self._step * BATCH_GROUPS
+        while self._step < last:
+            more = [ticket(i) for i in range(issued, last * BATCH_GROUPS)][:BATCH_GROUPS]
+            issued += await learner.issue(more)
+            ids = (await learner.take(self._step)).ticket_ids
+            if ids is None:
+                await asyncio.sleep(POLL_S)
+                continue
+            await learner.payloads(ids)
+            await learner.commit(self._step, ids)
+            self._step += 1
+            await learner.trim(self._step)
+
+    async def _node(self, ledger: RedisLedger, last: int) -> None:
+        while self._step < last:
+            claimed = await ledger.claim("node", self._step)
+            if not claimed.leases:
+                await asyncio.sleep(POLL_S)
+            for lease in claimed.leases:
+                assert await ledger.deliver(lease, self._payload)
 
 
-async def measure(url: str, num_groups: int, payload: bytes, num_nodes: int) -> dict[str, float]:
-    """All rates, in groups a second."""
+class Streams:
+    """The same payloads through one stream and a consumer group, without any rule."""
+
+    def __init__(self, clients: list[Redis], payload: bytes) -> None:
+        self._clients = clients
+        self._payload = payload
+        self._stream = f"bench-{uuid.uuid4().hex[:8]}"
+
+    async def open(self) -> None:
+        """Before the first round, and after each: acknowledged entries stay in a stream."""
+        await self._clients[0].delete(self._stream)
+        await self._clients[0].xgroup_create(self._stream, "learner", id="0", mkstream=True)
+
+    async def round(self) -> None:
+        """As many payloads as a round of the ledger has groups."""
+        share = ROUND_GROUPS // len(self._clients)
+        await asyncio.gather(*(self._loop(client, share) for client in self._clients))
+
+    async def _loop(self, client: Redis, num: int) -> None:
+        for _ in range(num):
+            await client.xadd(self._stream, {"payload": self._payload})
+            found = await client.xreadgroup("learner", "one", {self._stream: ">"}, count=1)
+            ((_, entries),) = found.items() if isinstance(found, dict) else found
+            entry = entries[0][0] if isinstance(entries[0][0], bytes) else entries[0][0][0]
+            await client.xack(self._stream, "learner", entry)
+
+
+async def measure(url: str, payload: bytes, num_nodes: int, seconds: float) -> dict[str, float]:
+    """Groups a second through the ledger and through the bare stream."""
     clients = [connect(url) for _ in range(num_nodes)]
-    job = f"bench-{uuid.uuid4().hex[:8]}"
-    ledgers = [RedisLedger(client, job) for client in clients]
-    await ledgers[0].open(LedgerConfig(BATCH_GROUPS, LAG))
-    rates = Rates()
-    for step in range(num_groups // BATCH_GROUPS):
-        first = step * BATCH_GROUPS
-        await ledgers[0].issue([ticket(first + i) for i in range(BATCH_GROUPS)])
-        leases: list[list[Lease]] = [[] for _ in ledgers]
-        await rates.time("claims", BATCH_GROUPS, *map(claim, ledgers, leases, [step] * num_nodes))
-        await rates.time(
-            "delivers", BATCH_GROUPS, *map(deliver, ledgers, leases, [payload] * num_nodes)
-        )
-        await rates.time("trained", BATCH_GROUPS, train(ledgers[0], step))
-        await rates.time(
-            "plain_sets", BATCH_GROUPS, *map(store, clients, leases, [payload] * num_nodes)
-        )
+    ledgers, streams = Ledgers(clients, payload), Streams(clients, payload)
+    await ledgers.open()
+    times: dict[str, list[float]] = {"ledger": [], "stream": []}
+    until = time.monotonic() + seconds
+    while time.monotonic() < until or len(times["ledger"]) < WARM_UP_ROUNDS + 3:
+        await streams.open()
+        for name, one in (("ledger", ledgers), ("stream", streams)):
+            began = time.perf_counter()
+            await one.round()
+            times[name].append(time.perf_counter() - began)
     for client in clients:
         await client.aclose()
-    return rates.per_s()
-
-
-async def claim(ledger: RedisLedger, leases: list[Lease], version: int) -> None:
-    """Claims one ticket after another until there are none."""
-    while (claimed := await ledger.claim("node", version)).leases:
-        leases += claimed.leases
-
-
-async def deliver(ledger: RedisLedger, leases: list[Lease], payload: bytes) -> None:
-    """Delivers one group after another."""
-    for lease in leases:
-        await ledger.deliver(lease, payload)
-
-
-async def store(client: Redis, leases: list[Lease], payload: bytes) -> None:
-    """Stores one payload after another, without any rule."""
-    for lease in leases:
-        await client.set(f"bench:{lease.ticket.ticket_id}", payload, ex=60)
-
-
-async def train(ledger: RedisLedger, step: int) -> None:
-    """What a learner does with a step, save for the learning."""
-    ids = (await ledger.take(step)).ticket_ids
-    assert ids is not None
-    await ledger.payloads(ids)
-    await ledger.commit(step, ids)
-    await ledger.trim(step + 1)
+    return {
+        name: ROUND_GROUPS / statistics.median(spent[WARM_UP_ROUNDS:])
+        for name, spent in times.items()
+    }
 
 
 def ticket(ticket_id: int) -> Ticket:
@@ -113,22 +139,23 @@ def main() -> None:
     """Prints one JSON object as its last line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--redis", help="a server's URL; default: an embedded Valkey")
-    parser.add_argument("--groups", type=int, default=4000)
-    parser.add_argument("--payload-kib", type=int, default=8)
-    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each size")
+    parser.add_argument("--payload-kib", type=int, nargs="+", default=[4, 64, 1024])
+    parser.add_argument("--nodes", type=int, choices=(1, 2, 4, 8, 16), default=8)
     args = parser.parse_args()
-    payload = os.urandom(args.payload_kib * 1024)
+    figures = {}
     with ExitStack() as stack:
         url = args.redis
         if url is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             url = stack.enter_context(EmbeddedValkey(folder)).url
-        rates = asyncio.run(measure(url, args.groups, payload, args.nodes))
-    baseline = rates["plain_sets_per_s"]
-    figures = {
-        name: {"value": round(rate), "ratio": round(rate / baseline, 2)}
-        for name, rate in rates.items()
-    }
+        for kib in args.payload_kib:
+            rates = asyncio.run(measure(url, os.urandom(kib * 1024), args.nodes, args.seconds))
+            figures[f"groups_per_s_{kib}_kib"] = {
+                "value": round(rates["ledger"], 1),
+                "baseline": round(rates["stream"], 1),
+                "ratio": round(rates["ledger"] / rates["stream"], 2),
+            }
     print(json.dumps({"bench": "ledger", **vars(args), "redis": bool(args.redis), **figures}))
 
 

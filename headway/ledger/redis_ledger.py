@@ -32,6 +32,9 @@ from headway.ledger.scripts import TRANSITIONS, script
 from headway.messages import Ticket
 from headway.redis_client import address, command, headway_error
 
+_FIRST_PAYLOADS = 4
+_REPLY_BYTES = 1 << 20  # payloads are read in replies of about this size
+
 
 class RedisLedger:
     """One job's ledger on a server that all its processes reach. See `api.Ledger`.
@@ -126,13 +129,19 @@ class RedisLedger:
 
     async def payloads(self, ticket_ids: Sequence[int]) -> list[bytes]:
         """Payloads in the order of the ids. See `Ledger.payloads`."""
-        if not ticket_ids:
-            return []
-        found = await command(self._redis, "HMGET", self._payloads_key, *ticket_ids)
-        for ticket_id, payload in zip(ticket_ids, found, strict=True):
-            if payload is None:
-                raise NotFound(f"no payload of ticket {ticket_id}: never delivered, or trimmed")
-        return list(found)
+        found: list[bytes] = []
+        size, num = 0, _FIRST_PAYLOADS
+        while ids := ticket_ids[len(found) : len(found) + num]:
+            # One reply of a whole batch may be gigabytes: it would hold up the server for all.
+            for ticket_id, payload in zip(
+                ids, await command(self._redis, "HMGET", self._payloads_key, *ids), strict=True
+            ):
+                if payload is None:
+                    raise NotFound(f"no payload of ticket {ticket_id}: never delivered, or trimmed")
+                found.append(payload)
+                size += len(payload)
+            num = max(1, _REPLY_BYTES * len(found) // max(1, size))
+        return found
 
     async def commit(self, step: int, ticket_ids: Sequence[int]) -> None:
         """Step `step` trained on these groups. See `Ledger.commit`."""
