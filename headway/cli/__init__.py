@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("doctor", "Say who waits for whom in a job."),
     "cancel": ("cancel", "Cancel a job."),
     "token": ("token", "Make, list and revoke tokens."),
+    "replay": ("replay", "Train a run again from its recorded groups."),
     "report": ("report", "Write the report of a run folder again."),
     "version": ("version", "Show the version."),
 }

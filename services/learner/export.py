@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +23,24 @@ def own_dtype(source: Path) -> torch.dtype:
     dtype = getattr(torch, str(named).removeprefix("torch."))
     assert isinstance(dtype, torch.dtype)
     return dtype
+
+
+def distance(one: Path, other: Path) -> float:
+    """The Euclidean distance of two model folders' weights, over the tensors both have."""
+    here, there = _files_of(one), _files_of(other)
+    total = 0.0
+    for name in here.keys() & there.keys():
+        a, b = here[name].get_tensor(name), there[name].get_tensor(name)
+        total += float((a.double() - b.double()).square().sum())
+    return math.sqrt(total)
+
+
+def _files_of(folder: Path) -> dict[str, Any]:
+    import safetensors
+
+    open_file: Any = safetensors.safe_open
+    files = [open_file(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
+    return {name: file for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
 def write_model(source: Path, target: Path, weights: Mapping[str, Tensor]) -> None:

@@ -133,6 +133,7 @@ class Lead:
                 model_sha256=base.sha256,
                 source=source,
                 rank_cores=len(os.sched_getaffinity(0)),
+                trainer=settings.trainer.kind,
             )
         )
         stream = PromptStream(source, spec, base.tokenizer)

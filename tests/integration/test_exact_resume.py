@@ -64,7 +64,8 @@ class Killed:
     def flags(self):
         place = self.place
         return ["--job-file", str(place.folder.job), "--job-id", place.job_id,
-                "--redis", place.url, "--run-dir", str(place.folder.path)]  # fmt: skip
+                "--redis", place.url, "--run-dir", str(place.folder.path),
+                "--world", str(self.spec.actor.num_ranks)]  # fmt: skip
 
     async def start(self, death=None):
         codes = await self.mortal.run(self.flags(), self.spec.actor.num_ranks, death)

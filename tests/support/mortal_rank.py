@@ -22,7 +22,7 @@ import services.learner.lead  # noqa: F401 - what the server has imported, its f
 from headway.ledger.redis_ledger import RedisLedger
 from headway.ports import free_port
 from headway.weights.publisher import Publisher
-from services.learner import checkpoint, recording, train
+from services.learner import checkpoint, recording, replay, train
 from services.learner.checkpoint import Checkpointer
 from services.learner.crew import Crew
 from services.learner.run_folder import RunFolder
@@ -69,7 +69,7 @@ class MortalRanks:
         port = free_port() if world > 1 else 0
         ranks: list[BaseProcess] = []
         for rank in range(world):
-            own = ["--rank", str(rank), "--world", str(world), "--store-port", str(port)]
+            own = ["--rank", str(rank), "--store-port", str(port)]
             mine = death if death is not None and death.rank == rank else None
             process = self._context.Process(target=_rank, args=([*flags, *own], mine))
             process.start()
@@ -84,13 +84,15 @@ class MortalRanks:
 
 
 def _rank(argv: list[str], death: Death | None) -> None:
+    """A rank of a job, or of a replay where the flags are those of one."""
     if death is not None:
         _arm(death)
+    main = replay.main if "--replay-dir" in argv else train.main
     log = Path(argv[argv.index("--run-dir") + 1]) / "learner.log"
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    os._exit(train.main(argv))
+    os._exit(main(argv))
 
 
 def _arm(death: Death) -> None:
