@@ -1,60 +1,25 @@
-"""Frozen messages <-> msgpack (ledger) and protobuf (gRPC). Nothing is unpickled."""
+"""Frozen messages <-> protobuf (gRPC). What is read is checked: InvalidSpec when it cannot be.
+
+Ledger payloads are `headway.payloads`.
+"""
 
 from __future__ import annotations
 
 import json
-from array import array
-from collections.abc import Callable
-from typing import Any, TypeVar
+import re
 
-import msgpack
-
+from headway import checked
 from headway.errors import InvalidSpec
-from headway.messages import (
-    Completion,
-    EpochInvite,
-    Group,
-    Score,
-    ScoreItem,
-    TensorSpec,
-    Ticket,
-    VersionSpan,
-    WeightManifest,
-)
+from headway.messages import EpochInvite, Score, ScoreItem, TensorSpec, WeightManifest
 from headway.pb import reward_pb2, rollout_pb2
+from headway.ports import is_host
+from headway.weights.manifest import is_dtype
 
-T = TypeVar("T")
-FORMAT = 1  # of ledger payloads; a reader refuses what it does not know
-
-
-def pack_ticket(ticket: Ticket) -> bytes:
-    """A ticket as msgpack."""
-    return _pack(_ticket_fields(ticket))
-
-
-def unpack_ticket(data: bytes) -> Ticket:
-    """A ticket from msgpack; InvalidSpec when damaged."""
-    return _unpack(data, _ticket_from)
-
-
-def pack_group(group: Group) -> bytes:
-    """A group as msgpack; token ids and log-probs as packed arrays (int32, float64)."""
-    return _pack(
-        [
-            _ticket_fields(group.ticket),
-            [_completion_fields(c) for c in group.completions],
-            group.node_id,
-            group.attempt,
-            group.start_version,
-            group.generate_s,
-            group.score_s,
-        ]
-    )
-
-
-def unpack_group(data: bytes) -> Group:
-    """A group from msgpack; InvalidSpec when damaged."""
-    return _unpack(data, _group_from)
+_MAX_TENSORS = 1 << 20
+_MAX_AXES = 16
+_MAX_TENSOR_ITEMS = 1 << 44
+_MAX_WORLD = 1 << 16
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def manifest_to_pb(manifest: WeightManifest) -> rollout_pb2.WeightManifest:
@@ -69,9 +34,14 @@ def manifest_to_pb(manifest: WeightManifest) -> rollout_pb2.WeightManifest:
 
 
 def manifest_from_pb(message: rollout_pb2.WeightManifest) -> WeightManifest:
-    """A weight manifest from protobuf."""
-    tensors = tuple(TensorSpec(t.name, t.dtype, tuple(t.shape), t.digest) for t in message.tensors)
-    return WeightManifest(message.version, tensors, message.bucket_bytes)
+    """A weight manifest from protobuf; InvalidSpec for what no learner would send."""
+    if len(message.tensors) > _MAX_TENSORS:
+        raise InvalidSpec(f"a manifest has at most {_MAX_TENSORS} tensors")
+    return WeightManifest(
+        checked.whole(message.version, "version"),
+        tuple(_tensor_from(tensor) for tensor in message.tensors),
+        checked.whole(message.bucket_bytes, "bucket_bytes", 1, 1 << 40),
+    )
 
 
 def invite_to_pb(invite: EpochInvite) -> rollout_pb2.JoinWeightGroupRequest:
@@ -89,18 +59,21 @@ def invite_to_pb(invite: EpochInvite) -> rollout_pb2.JoinWeightGroupRequest:
 
 
 def invite_from_pb(message: rollout_pb2.JoinWeightGroupRequest) -> EpochInvite:
-    """A seat in a weight group epoch from protobuf; InvalidSpec for an unknown backend."""
+    """A seat in a weight group epoch from protobuf; InvalidSpec when it can be none."""
     if message.backend not in ("gloo", "nccl"):
         raise InvalidSpec(f"weight group backend {message.backend!r} is neither gloo nor nccl")
+    if not is_host(message.store_host):
+        raise InvalidSpec(f"store_host {message.store_host[:80]!r} is no host")
+    world_size = checked.whole(message.world_size, "world_size", 1, _MAX_WORLD)
     return EpochInvite(
-        job_id=message.job_id,
-        epoch=message.epoch,
+        job_id=checked.label(message.job_id, "job_id"),
+        epoch=checked.whole(message.epoch, "epoch"),
         store_host=message.store_host,
-        store_port=message.store_port,
-        rank=message.rank,
-        world_size=message.world_size,
+        store_port=checked.whole(message.store_port, "store_port", 1, 65535),
+        rank=checked.whole(message.rank, "rank", 0, world_size - 1),
+        world_size=world_size,
         backend="nccl" if message.backend == "nccl" else "gloo",
-        timeout_s=message.timeout_s,
+        timeout_s=checked.seconds(message.timeout_s, "timeout_s"),
     )
 
 
@@ -125,99 +98,27 @@ def score_to_pb(score: Score) -> reward_pb2.ScoreResult:
 
 
 def score_from_pb(message: reward_pb2.ScoreResult) -> Score:
-    """A score from protobuf; an absent reward is None, never zero."""
+    """A score from protobuf; an absent reward is None, never zero. InvalidSpec: not finite."""
+    reward = checked.number(message.reward, "reward") if message.HasField("reward") else None
     return Score(
-        reward=message.reward if message.HasField("reward") else None,
-        parts=dict(message.parts),
+        reward=reward,
+        parts={name: checked.number(part, name[:80]) for name, part in message.parts.items()},
         error_kind=message.error_kind,
         error_message=message.error_message,
         duration_s=message.duration_s,
     )
 
 
-def _pack(fields: list[Any]) -> bytes:
-    packed: bytes = msgpack.packb([FORMAT, fields], use_bin_type=True)
-    return packed
-
-
-def _unpack(data: bytes, build: Callable[[list[Any]], T]) -> T:
-    try:
-        version, fields = msgpack.unpackb(data, strict_map_key=True)
-        if version != FORMAT:
-            raise InvalidSpec(f"payload format {version} is not known to this Headway ({FORMAT})")
-        return build(fields)
-    except InvalidSpec:
-        raise
-    except (ValueError, TypeError, KeyError, IndexError, msgpack.UnpackException) as error:
-        raise InvalidSpec(f"damaged payload: {error}") from error
-
-
-def _ints(values: tuple[int, ...]) -> bytes:
-    return array("i", values).tobytes()
-
-
-def _ints_from(data: bytes) -> tuple[int, ...]:
-    values = array("i")
-    values.frombytes(data)
-    return tuple(values)
-
-
-def _ticket_fields(ticket: Ticket) -> list[Any]:
-    return [
-        ticket.ticket_id,
-        _ints(ticket.prompt_ids),
-        ticket.prompt,
-        dict(ticket.item),
-        ticket.n,
-        ticket.seed,
-        ticket.data_epoch,
-    ]
-
-
-def _ticket_from(fields: list[Any]) -> Ticket:
-    ticket_id, prompt_ids, prompt, item, n, seed, data_epoch = fields
-    return Ticket(ticket_id, _ints_from(prompt_ids), prompt, item, n, seed, data_epoch)
-
-
-def _completion_fields(completion: Completion) -> list[Any]:
-    return [
-        _ints(completion.token_ids),
-        array("d", completion.logprobs).tobytes(),
-        completion.finish_reason,
-        [[s.version, s.start, s.end] for s in completion.spans],
-        completion.text,
-        completion.reward,
-        dict(completion.parts),
-        completion.error_kind,
-        completion.error_message,
-    ]
-
-
-def _completion_from(fields: list[Any]) -> Completion:
-    ids, raw_logprobs, finish, spans, text, reward, parts, kind, message = fields
-    logprobs = array("d")
-    logprobs.frombytes(raw_logprobs)
-    return Completion(
-        token_ids=_ints_from(ids),
-        logprobs=tuple(logprobs),
-        finish_reason=finish,
-        spans=tuple(VersionSpan(*span) for span in spans),
-        text=text,
-        reward=reward,
-        parts=parts,
-        error_kind=kind,
-        error_message=message,
-    )
-
-
-def _group_from(fields: list[Any]) -> Group:
-    ticket, completions, node_id, attempt, start_version, generate_s, score_s = fields
-    return Group(
-        ticket=_ticket_from(ticket),
-        completions=tuple(_completion_from(c) for c in completions),
-        node_id=node_id,
-        attempt=attempt,
-        start_version=start_version,
-        generate_s=generate_s,
-        score_s=score_s,
-    )
+def _tensor_from(message: rollout_pb2.TensorSpec) -> TensorSpec:
+    name = checked.label(message.name, "tensor", 1000)
+    if not is_dtype(message.dtype):
+        raise InvalidSpec(f"tensor {name[:80]}: dtype {message.dtype[:80]!r} is not known")
+    if len(message.shape) > _MAX_AXES:
+        raise InvalidSpec(f"tensor {name[:80]} has {len(message.shape)} axes")
+    num_items = 1
+    for length in message.shape:
+        num_items *= checked.whole(length, f"tensor {name[:80]}: axis", 0, _MAX_TENSOR_ITEMS)
+        checked.whole(num_items, f"tensor {name[:80]}: items", 0, _MAX_TENSOR_ITEMS)
+    if not _DIGEST.fullmatch(message.digest):
+        raise InvalidSpec(f"tensor {name[:80]}: {message.digest[:80]!r} is no digest")
+    return TensorSpec(name, message.dtype, tuple(message.shape), message.digest)

@@ -13,7 +13,6 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from headway.codec import pack_ticket, unpack_ticket
 from headway.errors import InvalidSpec, NotFound
 from headway.ledger.api import (
     ClaimResult,
@@ -30,6 +29,7 @@ from headway.ledger.api import (
 from headway.ledger.keys import RETENTION_S, job_key, ledger_keys
 from headway.ledger.scripts import TRANSITIONS, script
 from headway.messages import Ticket
+from headway.payloads import MAX_GROUP_BYTES, check_sizes, pack_ticket, unpack_ticket
 from headway.redis_client import address, command, headway_error
 
 _FIRST_PAYLOADS = 4
@@ -101,6 +101,7 @@ class RedisLedger:
     async def deliver(self, lease: Lease, payload: bytes, filter_reason: str = "") -> bool:
         """Stores a group once. See `Ledger.deliver`."""
         kept = b"" if filter_reason else payload
+        check_sizes((kept,), MAX_GROUP_BYTES, "a group")
         ticket_id = lease.ticket.ticket_id
         return bool(await self._run("deliver", ticket_id, lease.token, filter_reason, kept))
 

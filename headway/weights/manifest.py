@@ -61,6 +61,11 @@ def combined_digest(digests: Iterable[str]) -> str:
     return xxhash.xxh3_128_hexdigest("".join(digests).encode())
 
 
+def is_dtype(name: str) -> bool:
+    """Whether a bucket can hold tensors of this dtype."""
+    return name in _ITEM_BYTES
+
+
 def spec_bytes(spec: TensorSpec) -> int:
     """Bytes of one tensor. WeightMismatch for a dtype that no bucket can hold."""
     size = _ITEM_BYTES.get(spec.dtype)

@@ -11,8 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from headway.errors import NoCapacity
 from headway.waits import Wait
 
+MAX_NODES = 10_000
 Role = Literal["rollout", "learner", "reward"]
 
 
@@ -75,8 +77,13 @@ class FleetRegistry:
         return known is not None and (known.pid, known.address) != (node.pid, node.address)
 
     def register(self, node: Node, now: float) -> None:
-        """Adds a process; what it was known to do is kept when it registers twice."""
+        """Adds a process; what it was known to do is kept when it registers twice.
+
+        NoCapacity beyond MAX_NODES.
+        """
         known = self._nodes.get(node.node_id)
+        if known is None and len(self._nodes) >= MAX_NODES:
+            raise NoCapacity(f"the fleet has {MAX_NODES} processes and takes no more")
         if known is not None:
             node = replace(node, reports=known.reports, heard_at=known.heard_at)
         self._nodes[node.node_id] = node

@@ -8,8 +8,10 @@ from typing import cast
 
 import grpc
 
+from headway import checked
 from headway.errors import InvalidSpec
 from headway.pb import fleet_pb2, fleet_pb2_grpc, types_pb2
+from headway.ports import checked_address
 from headway.waits import REASONS, Reason, Wait
 from services.coordinator.controller import Coordinator, Work
 from services.coordinator.fleet import JobReport, Node, Role
@@ -22,6 +24,7 @@ _ROLES: dict[int, Role] = {
 _PHASES = frozenset({"starting", "running", "succeeded", "failed", "cancelled"})
 _MAX_NAME = 200
 _MAX_WAITS = 100
+_MAX_JOBS = 1000
 _MAX_TEXT = 4000  # of what a process says; the rest is in its own log
 
 
@@ -46,6 +49,8 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
         self, request: fleet_pb2.HeartbeatRequest, context: object
     ) -> fleet_pb2.HeartbeatResponse:
         """What the process should do. UNAVAILABLE while Redis is away."""
+        if len(request.jobs) > _MAX_JOBS:
+            raise InvalidSpec(f"{len(request.jobs)} jobs: a process works on {_MAX_JOBS} at most")
         work = await self._coordinator.heartbeat(
             request.node_id,
             tuple(_report(status) for status in request.jobs),
@@ -81,20 +86,16 @@ def _node(message: fleet_pb2.Node) -> Node:
     role = _ROLES.get(message.role)
     if role is None:
         raise InvalidSpec(f"node {message.node_id!r}: its role is not rollout, learner or reward")
-    for name in ("node_id", "address"):
-        value = str(getattr(message, name))
-        if not value or len(value) > _MAX_NAME or not value.isprintable():
-            raise InvalidSpec(f"{name} {value[:_MAX_NAME]!r} is not 1 to {_MAX_NAME} characters")
     return Node(
-        node_id=message.node_id,
+        node_id=checked.label(message.node_id, "node_id"),
         role=role,
-        address=message.address,
-        http_address=message.http_address,
-        engine=message.engine,
-        num_cpus=message.num_cpus,
-        num_gpus=message.num_gpus,
-        software_version=message.software_version,
-        pid=message.pid,
+        address=checked_address(message.address),
+        http_address=checked.text(message.http_address, "http_address", _MAX_NAME),
+        engine=checked.text(message.engine, "engine", _MAX_NAME),
+        num_cpus=checked.whole(message.num_cpus, "num_cpus"),
+        num_gpus=checked.whole(message.num_gpus, "num_gpus"),
+        software_version=checked.text(message.software_version, "software_version", _MAX_NAME),
+        pid=checked.whole(message.pid, "pid"),
     )
 
 
@@ -102,10 +103,10 @@ def _report(status: fleet_pb2.JobStatus) -> JobReport:
     if status.phase not in _PHASES:
         raise InvalidSpec(f"job {status.job_id!r}: {status.phase!r} is not a phase")
     return JobReport(
-        job_id=status.job_id,
+        job_id=checked.label(status.job_id, "job_id"),
         phase=status.phase,
         detail=status.detail[:_MAX_TEXT],
-        version=status.version if status.HasField("version") else None,
+        version=checked.whole(status.version, "version") if status.HasField("version") else None,
         error_kind=status.error_kind[:_MAX_NAME],
         run_dir=status.run_dir[:_MAX_TEXT],
     )

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from headway.codec import unpack_group
 from headway.errors import TrainingDiverged
 from headway.messages import Group
+from headway.payloads import unpack_group
 from services.learner import collective
 from services.learner.checkpoint import Checkpointer, Writing
 from services.learner.collective import Order, What

@@ -23,13 +23,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from headway.codec import unpack_group
 from headway.errors import TrainingDiverged
 from headway.jobspec import JobSpec
 from headway.ledger.api import Ledger, LedgerConfig, TakeResult
 from headway.lifecycle import end_tasks
 from headway.messages import Group
 from headway.patience import patiently
+from headway.payloads import unpack_group
 from headway.telemetry import get_logger
 from services.learner.collective import IDLE_EVERY_S
 from services.learner.crew import Crew

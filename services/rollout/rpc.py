@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import grpc
 
+from headway import checked
 from headway.codec import invite_from_pb, manifest_from_pb
 from headway.pb import rollout_pb2, rollout_pb2_grpc
 from services.rollout.node import RolloutNode
@@ -44,7 +45,10 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     ) -> rollout_pb2.InstallWeightsResponse:
         """Returns when the version is verified and samples."""
         report = await self._node.install(
-            request.job_id, request.epoch, manifest_from_pb(request.manifest), request.timeout_s
+            request.job_id,
+            request.epoch,
+            manifest_from_pb(request.manifest),
+            checked.seconds(request.timeout_s, "timeout_s"),
         )
         return rollout_pb2.InstallWeightsResponse(
             version=report.version, digest=report.digest, pause_s=report.pause_s
@@ -58,7 +62,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             request.job_id,
             manifest_from_pb(request.manifest),
             request.snapshot_address,
-            request.timeout_s,
+            checked.seconds(request.timeout_s, "timeout_s"),
         )
         return rollout_pb2.CatchUpResponse(
             version=report.version, digest=report.digest, pause_s=report.pause_s

@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 from prometheus_client import Counter
 
-from headway.codec import pack_group
 from headway.errors import HeadwayError, JobFailed, Unavailable
 from headway.jobspec import JobSpec
 from headway.ledger.api import Lease, Ledger
 from headway.messages import Completion, Group
 from headway.patience import patiently
+from headway.payloads import pack_group
 from headway.telemetry import get_logger
 from services.rollout.engine import Engine
 from services.rollout.engines import sampling_of

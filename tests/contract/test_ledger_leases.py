@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headway.codec import unpack_group
 from headway.errors import NotFound
 from headway.ledger.api import ClaimResult, LedgerConfig
+from headway.payloads import unpack_group
 from tests.support.ledgers import (
     LAG_ONE,
     ON_POLICY,

@@ -8,13 +8,13 @@ from typing import Protocol, TypeVar
 
 from redis.asyncio import Redis
 
-from headway.codec import pack_group
 from headway.errors import Unavailable
 from headway.ledger.api import ClaimResult, Lease, Ledger, LedgerConfig
 from headway.ledger.keys import KEYS, job_key
 from headway.ledger.memory import MemoryLedger
 from headway.ledger.redis_ledger import RedisLedger
 from headway.messages import Completion, Group, Ticket, VersionSpan
+from headway.payloads import pack_group
 from tests.support.ledger_audit import Batch, Snapshot
 
 T = TypeVar("T")

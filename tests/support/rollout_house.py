@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from headway.codec import unpack_group
 from headway.ledger.api import LedgerConfig
 from headway.ledger.redis_ledger import RedisLedger
 from headway.messages import Ticket, WeightManifest
+from headway.payloads import unpack_group
 from headway.pb import rollout_pb2, rollout_pb2_grpc
 from headway.redis_client import connect
 from headway.rpc import channel

@@ -3,7 +3,6 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-from headway.codec import unpack_group
 from headway.errors import (
     EpochBroken,
     Unavailable,
@@ -12,6 +11,7 @@ from headway.jobspec import parse_job
 from headway.ledger.api import LedgerConfig
 from headway.ledger.memory import MemoryLedger
 from headway.messages import Score, Ticket, WeightManifest
+from headway.payloads import unpack_group
 from services.rollout.sim_engine import Lengths, SimEngine, SimSettings
 from services.rollout.worker import JobRunner, WorkerSettings
 

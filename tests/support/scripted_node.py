@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from headway.codec import pack_group
 from headway.ledger.api import Lease, Ledger, Member
 from headway.lifecycle import end_tasks
 from headway.messages import Completion, Group, VersionSpan
 from headway.patience import patiently
+from headway.payloads import pack_group
 from headway.pb import rollout_pb2, rollout_pb2_grpc
 from headway.rpc import grpc_server
 
