@@ -40,7 +40,7 @@ def manifest_from_pb(message: rollout_pb2.WeightManifest) -> WeightManifest:
     return WeightManifest(
         checked.whole(message.version, "version"),
         tuple(_tensor_from(tensor) for tensor in message.tensors),
-        checked.whole(message.bucket_bytes, "bucket_bytes", 1, 1 << 40),
+        checked.whole(message.bucket_bytes, "bucket_bytes", 0, 1 << 40),
     )
 
 

@@ -178,8 +178,10 @@ class Sum(GraderSpec):
                 hint = _near(name, self.graders, "weights.")
                 raise ValueError(f"weights.{name} names none of the graders{hint}")
         for name, part in self.graders.items():
-            if not name or "/" in name:
-                raise ValueError(f"graders: {name!r} cannot be a name: empty, or with a slash")
+            if not name.isprintable() or not name or "/" in name:
+                raise ValueError(
+                    f"graders: {name!r} cannot be a name: empty, with a slash or unprintable"
+                )
             if part.timeout_s is not None:
                 raise ValueError(f"graders.{name}.timeout_s: set it on the outermost grader")
         return self

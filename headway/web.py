@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import uvicorn
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from headway import __version__
@@ -27,6 +29,29 @@ from headway.telemetry import get_logger
 log = get_logger(__name__)
 
 _MAX_CONNECTIONS = 1000
+_MAX_HEAD_BYTES = 32 << 10
+_ERRORS = (
+    (401, "No token, or one that is not known"),
+    (403, "The token's role may not do this"),
+    (404, "There is no such thing"),
+    (409, "It contradicts what is there"),
+    (413, "The body is too long"),
+    (422, "The request is faulty; the message names every fault"),
+    (503, "Not now: the fleet lacks something, or Redis cannot be reached"),
+)
+
+
+class ErrorBody(BaseModel):
+    """What went wrong: its stable name, and words for people."""
+
+    kind: str
+    message: str
+
+
+class ErrorAnswer(BaseModel):
+    """The body of every error."""
+
+    error: ErrorBody
 
 
 def make_app(
@@ -41,8 +66,14 @@ def make_app(
     Every error answers `{"error": {"kind": …, "message": …}}`. `access`: the process's own
     by default.
     """
-    app = FastAPI(title=title, version=__version__, redoc_url=None)
     gate = (access or process_access()).gate
+    app = FastAPI(
+        title=title,
+        version=__version__,
+        redoc_url=None,
+        responses={status: {"model": ErrorAnswer, "description": text} for status, text in _ERRORS},
+        dependencies=[Depends(HTTPBearer(auto_error=False))] if gate is not None else [],
+    )
     app.add_middleware(HttpDoor, gate=gate, max_body_bytes=max_body_bytes)
 
     @app.get("/healthz", include_in_schema=False)
@@ -71,14 +102,24 @@ def make_app(
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> JSONResponse:
         kind = "not_found" if error.status_code == 404 else "invalid"
-        return error_response(error.status_code, kind, str(error.detail))
+        # 400 is the framework's for a body that cannot be read: here as faulty as any other.
+        status = 422 if error.status_code == 400 else error.status_code
+        return error_response(status, kind, str(error.detail), error.headers)
+
+    @app.exception_handler(Exception)
+    async def crash(_: Request, error: Exception) -> JSONResponse:
+        return error_response(500, HeadwayError.kind, f"{type(error).__name__}: see the log")
 
     return app
 
 
-def error_response(status: int, kind: str, message: str) -> JSONResponse:
+def error_response(
+    status: int, kind: str, message: str, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
     """The one shape of an error over HTTP."""
-    return JSONResponse({"error": {"kind": kind, "message": message}}, status)
+    # What a message quotes may hold half a surrogate pair, which is no UTF-8.
+    sayable = message.encode("utf-8", "backslashreplace").decode()
+    return JSONResponse({"error": {"kind": kind, "message": sayable}}, status, headers)
 
 
 class _Server(uvicorn.Server):
@@ -120,6 +161,8 @@ async def serve_http(
         timeout_graceful_shutdown=2,
         limit_concurrency=_MAX_CONNECTIONS,
         server_header=False,
+        http="h11",  # the parser that bounds a request's head
+        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
         ssl_certfile=tls.cert if tls else None,
         ssl_keyfile=tls.key if tls else None,
     )

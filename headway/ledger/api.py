@@ -219,7 +219,8 @@ class Ledger(Protocol):
         counted, ignored.
 
         With `filter_reason` the group is filtered on arrival: counted under that
-        reason, its payload not kept, its place free for a fresh ticket.
+        reason, its payload not kept, its place free for a fresh ticket. InvalidSpec: the
+        payload is larger than `payloads.MAX_GROUP_BYTES`.
         """
 
     async def fail(self, lease: Lease, reason: str) -> bool:

@@ -21,6 +21,7 @@ from headway.ledger.api import (
 )
 from headway.ledger.memory_state import State
 from headway.messages import Ticket
+from headway.payloads import MAX_GROUP_BYTES, check_sizes
 from headway.rl import schedule
 
 
@@ -113,6 +114,8 @@ class MemoryLedger:
 
     async def deliver(self, lease: Lease, payload: bytes, filter_reason: str = "") -> bool:
         """Stores a group once. See `Ledger.deliver`."""
+        if not filter_reason:
+            check_sizes((payload,), MAX_GROUP_BYTES, "a group")
         state = self._state()
         now = self._expire()
         if state.closed or not state.holds(lease):

@@ -15,6 +15,7 @@ from headway.diagnosis import DEFAULT_LIMIT_S
 from headway.errors import InvalidSpec
 from headway.jobs import JOB_ID, JobRecord, check_job_id, record_to_dict
 from headway.journal import finite
+from headway.schemas import job_schema
 from headway.web import make_app
 from services.coordinator.body import MAX_BODY_BYTES, parse_submission
 from services.coordinator.controller import Coordinator
@@ -28,10 +29,16 @@ _MAX_LIMIT_S = 1e6
 _BODY = {
     "requestBody": {
         "required": True,
-        "content": {kind: {"schema": {"type": "object"}} for kind in
-                    ("application/json", "application/yaml")},
+        "content": {
+            "application/json": {"schema": job_schema()},
+            "application/yaml": {"schema": {"type": "object"}},
+        },
     }
-}  # fmt: skip
+}
+_KNOWN: dict[int | str, dict[str, Any]] = {200: {"description": "The job was there already"}}
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Server-sent events", "content": {"text/event-stream": {}}}
+}
 
 Limit = Annotated[int, Query(ge=1, le=_MAX_PAGE)]
 After = Annotated[str, Query(max_length=128)]
@@ -60,7 +67,7 @@ def build_app(coordinator: Coordinator, stopping: asyncio.Event) -> FastAPI:
 
 
 def _add_jobs(app: FastAPI, coordinator: Coordinator) -> None:
-    @app.post("/v1/jobs", status_code=201, openapi_extra=_BODY)
+    @app.post("/v1/jobs", status_code=201, openapi_extra=_BODY, responses=_KNOWN)
     async def submit(
         request: Request,
         queue: bool = False,
@@ -151,7 +158,7 @@ def _add_journals(app: FastAPI, coordinator: Coordinator, stopping: asyncio.Even
         """One row a step, oldest first; with `Accept: text/event-stream` as they come."""
         return await rows(request, job_id, "metrics", after, limit, last_event_id)
 
-    @app.get("/v1/jobs/{job_id}/stream")
+    @app.get("/v1/jobs/{job_id}/stream", response_class=StreamingResponse, responses=_STREAM)
     async def both(job_id: str, after: After = "", last_event_id: LastEventId = "") -> Response:
         """Events and metrics as they come, as server-sent events."""
         return await live(job_id, ("event", "metrics"), last_event_id or after)

@@ -116,7 +116,7 @@ async def _lead(
 
 
 async def _train(crew: Any, step: int, recorded: RecordedStep) -> dict[str, Any]:
-    from headway.codec import unpack_group
+    from headway.payloads import unpack_group
     from services.learner.metrics import group_metrics, lag_metrics
 
     began = time.monotonic()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from headway.messages import Score
+from headway.schemas import grader_schema
 from services.reward.scoring import Request, Scorer
 from services.reward.waiting import WireItem
 
@@ -28,7 +29,7 @@ class ScoreBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    grader: dict[str, Any]
+    grader: Annotated[dict[str, Any], WithJsonSchema(grader_schema())]
     items: list[ScoreItemBody]
     request_id: str = Field(default="", description="a repeat gives the same answer")
     job_id: str = ""

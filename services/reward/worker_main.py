@@ -93,7 +93,8 @@ def _sample(prompt_json: str, completion: str, item_json: str) -> Sample:
 
 def _message(error: BaseException) -> str:
     text = str(error) if isinstance(error, GradingError) else f"{type(error).__name__}: {error}"
-    return text[:_MAX_MESSAGE]
+    # What it quotes may hold half a surrogate pair, which neither JSON nor protobuf carries.
+    return text[:_MAX_MESSAGE].encode("utf-8", "backslashreplace").decode()
 
 
 if __name__ == "__main__":

@@ -208,3 +208,32 @@ async def test_a_request_beyond_what_the_wire_takes_is_the_requests_fault():
     async with service(limits=ServiceLimits(max_request_bytes=1000)) as (_, client):
         with pytest.raises(InvalidSpec, match="larger than max"):
             await client.score("", "", QUICKSTART, [ScoreItem("", "x" * (2 << 20), {})], 5.0)
+
+
+HALF = "\ud800"  # of a surrogate pair: JSON can name it, UTF-8 cannot carry it
+ITEM = {"completion": "3", "item": {"answer": "3"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 422), (b"[]", 422), (b"\xff", 422), (b"{" * 50_000, 422),
+        (b'{"grader": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b', "items": []}', 422),
+        (b'{"grader": {"type": "numeric", "abs_tol": NaN}, "items": []}', 422),
+        (b'{"grader": {"type": "numeric", "timeout_s": 1e999}, "items": []}', 422),
+        ({"grader": {"type": HALF}, "items": []}, 422),
+        ({"grader": {"type": "sum", "graders": {HALF: QUICKSTART}}, "items": [ITEM]}, 422),
+        ({"grader": QUICKSTART, "items": [ITEM], HALF: 1}, 422),
+        ({"grader": QUICKSTART, "items": [{"completion": HALF, "item": {"answer": HALF}}]}, 200),
+        ({"grader": {"type": "numeric", "reference": "{{item.\ud800}}"}, "items": [ITEM]}, 200),
+        ({"grader": QUICKSTART, "items": [ITEM], "request_id": HALF, "job_id": HALF}, 200),
+    ],
+    ids=range(13),
+)  # fmt: skip
+async def test_bodies_of_every_kind_are_answered(body, status):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = {"Content-Type": "application/json"}
+    async with service() as (server, _), httpx.AsyncClient(base_url=server.http_address) as http:
+        answer = await http.post("/v1/score", content=content, headers=head)
+    assert answer.status_code == status, answer.text
+    assert ("results" if status == 200 else "error") in answer.json()

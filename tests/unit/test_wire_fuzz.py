@@ -2,6 +2,7 @@
 
 import math
 from contextlib import suppress
+from itertools import pairwise
 
 import msgpack
 import pytest
@@ -23,12 +24,16 @@ from headway.payloads import (
 from headway.pb import fleet_pb2, reward_pb2, rollout_pb2
 from services.coordinator.rpc import _node, _report
 
-EXAMPLES = settings(max_examples=300, derandomize=True, deadline=None)
+EXAMPLES = settings(max_examples=100, derandomize=True, deadline=None)
 UNPACK = pytest.mark.parametrize("unpack", [unpack_ticket, unpack_group])
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 real = st.floats(-1e300, 1e300)
 small = st.integers(0, 2**31)
+token = st.integers(0, 2**31 - 1)
+foreign = st.binary(max_size=9) | st.builds(
+    msgpack.ExtType, st.integers(0, 127), st.binary(max_size=9)
+)
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | real | text,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
@@ -47,10 +52,10 @@ def completions(draw):
     cuts = sorted(draw(st.sets(st.integers(1, max(1, length - 1)), max_size=2)))
     edges = [0, *(c for c in cuts if 0 < c < length), length] if length else [0]
     return Completion(
-        token_ids=tuple(draw(st.lists(small.map(lambda i: i % 2**31), min_size=length, max_size=length))),
+        token_ids=tuple(draw(st.lists(token, min_size=length, max_size=length))),
         logprobs=tuple(draw(st.lists(real, min_size=length, max_size=length))),
         finish_reason=draw(st.sampled_from(["stop", "length", "aborted"])),
-        spans=tuple(VersionSpan(draw(small), a, b) for a, b in zip(edges, edges[1:], strict=False)),
+        spans=tuple(VersionSpan(draw(small), a, b) for a, b in pairwise(edges)),
         text=draw(text),
         reward=draw(st.none() | real),
         parts=draw(st.dictionaries(text, real, max_size=2)),
@@ -86,8 +91,9 @@ def test_bytes_at_random(unpack, data):
 @UNPACK
 @EXAMPLES
 @given(st.recursive(
-    plain | st.binary(max_size=9) | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=9)),
+    plain | foreign,
     lambda inner: st.lists(inner, max_size=9),
+    max_leaves=12,
 ))  # fmt: skip
 def test_other_values_than_ours(unpack, value):
     for whole in (
@@ -175,7 +181,7 @@ DECODERS = [
     (fleet_pb2.JobStatus, _report),
 ]
 KINDS = {
-    "string": st.text(max_size=9) | st.sampled_from(["float32", "gloo", "h:1", "running", "0" * 32]),
+    "string": text | st.sampled_from(["float32", "gloo", "h:1", "running", "0" * 32]),
     "bytes": st.binary(max_size=9),
     "bool": st.booleans(),
     "double": st.floats() | st.sampled_from([math.nan, math.inf, -1.0, 0.0]),
@@ -187,10 +193,6 @@ def values(field):
     if field.message_type is not None:
         return messages(field.message_type._concrete_class)
     kind = {9: "string", 12: "bytes", 8: "bool", 1: "double", 2: "double"}.get(field.type)
-    if kind == "string":
-        return KINDS["string"].filter(
-            lambda t: t.isascii() or t.encode("utf-8", "ignore").decode() == t
-        )
     if kind is not None:
         return KINDS[kind]
     bits = 32 if field.cpp_type in (1, 3, 8) else 64
