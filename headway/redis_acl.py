@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, get_args
 
 from headway.ledger.keys import job_key, ledger_keys
-from headway.ledger.scripts import TRANSITIONS, script
+from headway.ledger.scripts import script
 
 Service = Literal["coordinator", "learner", "rollout", "reward"]
 SERVICES: Final[tuple[Service, ...]] = get_args(Service)
@@ -27,6 +27,7 @@ _LINK: Final = ("ping", "select", "client|setname")
 _CALL = re.compile(r"redis\.call\('([A-Z]+)'")
 
 LEDGER_CALLS: Final[Mapping[Service, frozenset[str]]] = {
+    "coordinator": frozenset({"look", "members"}),
     "learner": frozenset(
         {"open", "issue", "take", "commit", "trim", "counts", "members", "close"}
     ),
@@ -35,9 +36,26 @@ LEDGER_CALLS: Final[Mapping[Service, frozenset[str]]] = {
          "counts"}
     ),
 }  # fmt: skip
-"""The transitions that each side of the ledger makes."""
+"""The transitions that each service makes. Whoever runs one needs all of a ledger's keys."""
 
 _ANY_JOB: Final = "*"
+_PAYLOADS: Final = frozenset({"hmget"})
+_JOBS: Final = ("hw:jobs", "hw:jobs:active", "hw:idempotency:*", job_key(_ANY_JOB, "record"))
+_JOB_COMMANDS: Final = frozenset(
+    {
+        "get",
+        "set",
+        "eval",
+        "zadd",
+        "zrem",
+        "zrange",
+        "zrevrange",
+        "zrevrank",
+        "xrange",
+        "xrevrange",
+        "info",
+    }
+)
 
 
 def acl_rules(service: Service) -> list[str]:
@@ -63,22 +81,17 @@ def derived_password(master: str, service: Service) -> str:
 
 def _needs(service: Service) -> tuple[list[str], set[str]]:
     """Key patterns, and commands."""
-    events, metrics = job_key(_ANY_JOB, "events"), job_key(_ANY_JOB, "metrics")
-    if service == "coordinator":
-        keys = ["hw:jobs", "hw:jobs:active", "hw:idempotency:*", job_key(_ANY_JOB, "record")]
-        commands = {"get", "set", "eval", "zadd", "zrem", "zrange", "zrevrange", "zrevrank"}
-        return [*keys, events, f"%R~{metrics}"], {*commands, "xadd", "xrange"}
-    calls = LEDGER_CALLS.get(service)
-    if calls is None:
+    if service == "reward":
         return [], set()
+    events, metrics = job_key(_ANY_JOB, "events"), job_key(_ANY_JOB, "metrics")
     keys = [*ledger_keys(_ANY_JOB), events]
     commands = {"evalsha", "script|load", "xadd"}
-    for transition in TRANSITIONS:
-        if transition in calls:
-            commands |= {name.lower() for name in _CALL.findall(script(transition))}
+    for transition in LEDGER_CALLS[service]:
+        commands |= {name.lower() for name in _CALL.findall(script(transition))}
     if service == "learner":
-        keys.append(metrics)
-        commands.add("hmget")
+        return [*keys, metrics], commands | _PAYLOADS
+    if service == "coordinator":
+        return [*keys, *_JOBS, f"%R~{metrics}"], commands | _JOB_COMMANDS
     return keys, commands
 
 

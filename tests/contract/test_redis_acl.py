@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 import trustme
 
-from headway.errors import Unauthorized, Unavailable
+from headway.errors import NotFound, Unauthorized, Unavailable
 from headway.jobs import JobRecord
 from headway.journal import Journal
 from headway.ledger.api import LedgerConfig, Member
@@ -80,6 +80,12 @@ async def test_the_coordinator_keeps_its_jobs(store_url, job_id):
         await journal.append_event("kind", "message")
         assert len(await journal.read_events()) == 1
         assert await journal.read_metrics() == []
+        assert len(await journal.last_events(5)) == 1
+        assert (await command(client, "INFO", "memory"))["used_memory"] > 0
+        ledger = RedisLedger(client, job_id)
+        assert await ledger.members() == ()
+        with pytest.raises(NotFound, match="has no ledger"):
+            await ledger.look()
 
 
 FORBIDDEN = (
@@ -104,7 +110,7 @@ async def test_nobody_may_do_more(store_url, job_id, service):
     record, payloads = job_key(job_id, "record"), job_key(job_id, "payloads")
     metrics, meta = job_key(job_id, "metrics"), job_key(job_id, "meta")
     own = {
-        "coordinator": [("HGET", payloads, 0), ("XADD", metrics, "*", "json", "{}")],
+        "coordinator": [("HMGET", payloads, 0), ("XADD", metrics, "*", "json", "{}")],
         "learner": [("GET", record), ("SET", record, "{}"), ("ZRANGE", "hw:jobs", 0, -1)],
         "rollout": [("GET", record), ("SET", record, "{}"), ("XADD", metrics, "*", "json", "{}"),
                     ("XRANGE", metrics, "-", "+"), ("HMGET", payloads, 0)],
