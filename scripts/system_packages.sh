@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs each Debian package named whose command of the same name is missing, and starts none
-# of their services.
+# Installs each Debian package named whose command is missing, and starts none of their services.
+# PACKAGE, whose command has the same name, or PACKAGE=COMMAND.
 set -euo pipefail
 missing=()
-for package in "$@"; do
-  command -v "$package" >/dev/null 2>&1 || missing+=("$package")
+for wanted in "$@"; do
+  command -v "${wanted##*=}" >/dev/null 2>&1 || missing+=("${wanted%%=*}")
 done
 [ "${#missing[@]}" -eq 0 ] && exit 0
 

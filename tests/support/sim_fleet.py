@@ -92,18 +92,20 @@ class SimFleet:
         self.folder = folder
         self.shape = shape or FleetShape()
         self.runs = folder / "runs"
-        self.valkey = EmbeddedValkey(folder / "valkey", free_port())
+        host = self.host_of("redis")
+        self.valkey = EmbeddedValkey(folder / "valkey", free_port(), host=host)
+        self.token: str | None = None  # of a user, where the fleet asks for one
         self.children: dict[str, Child] = {}
         self.links: dict[str, Link] = {}  # "<process>-redis", "<process>-coordinator"
         self._ports = {"coordinator": free_port(), "api": free_port()}
-        self.api_url = f"http://{HOST}:{self._ports['api']}"
+        self.api_url = f"http://{self.host_of('coordinator')}:{self._ports['api']}"
 
     async def __aenter__(self) -> Self:
         self.valkey.start()
         self.redis = connect(self.valkey.url)
         try:
             await self._launch_all()
-            self.client = AsyncHeadwayClient(self.api_url)
+            self.client = AsyncHeadwayClient(self.api_url, self.token)
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
@@ -128,6 +130,16 @@ class SimFleet:
             await link.close()
         await self.redis.aclose()
         self.valkey.kill()
+
+    # -- where they are; for fleets on more than one machine
+
+    def host_of(self, name: str) -> str:
+        """The address that a process (`redis` too) listens on."""
+        return HOST
+
+    def within(self, name: str) -> tuple[str, ...]:
+        """What its command line begins with."""
+        return ()
 
     # -- the processes
 
@@ -168,11 +180,14 @@ class SimFleet:
                 *("--node-id", name, "--coordinator", await self._coordinator(name)),
                 *("--http-port", str(http_port), *flags),
             )
-        http_address = self.api_url if service == "coordinator" else f"http://{HOST}:{http_port}"
+        host = self.host_of(name)
+        if host != HOST:
+            flags = ("--host", host, *flags)
+        http_address = self.api_url if service == "coordinator" else f"http://{host}:{http_port}"
         env = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **self.shape.env}
         spec = ChildSpec(
             name=name,
-            argv=(sys.executable, "-m", f"services.{service}", *flags),
+            argv=(*self.within(name), sys.executable, "-m", f"services.{service}", *flags),
             env={**env, "HEADWAY_REDIS_URL": url},
             log=self.folder / "logs" / f"{name}.log",
             http_address=http_address,
@@ -203,7 +218,7 @@ class SimFleet:
         if self.shape.links:
             link = self.links[f"{name}-coordinator"] = await Link((HOST, port)).open()
             port = link.port
-        return f"{HOST}:{port}"
+        return f"{self.host_of('coordinator')}:{port}"
 
     # -- what befalls them
 

@@ -53,4 +53,4 @@ def test_the_quickstart_is_the_main_job():
     assert (job.data.train_batch_size, job.rollout.n, job.rollout.max_tokens) == (8, 8, 12)
     assert job.actor.optim.lr == 2e-5
     assert job.reward.grader == {"type": "numeric", "extract": "last"}
-    assert job.trainer.total_training_steps == 30
+    assert job.trainer.total_training_steps == 40
