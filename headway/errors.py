@@ -58,6 +58,12 @@ class Unavailable(HeadwayError):
     grpc_status = "UNAVAILABLE"
 
 
+class StoreFull(Unavailable):
+    """Redis has no memory left: it takes again once some is freed."""
+
+    kind = "store_full"
+
+
 class Unauthorized(HeadwayError):
     """No token, or a wrong one."""
 

@@ -7,13 +7,14 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from headway.errors import Unavailable
+from headway.errors import StoreFull, Unavailable
 from headway.telemetry import get_logger
 from headway.waits import Wait, Waiting
 
 log = get_logger(__name__)
 T = TypeVar("T")
 _AWAY = Waiting()  # the calls of this process that are being repeated
+_REFUSED: set[object] = set()  # those of them that a full store refused last
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
@@ -25,17 +26,25 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
     try:
         return await call()
     except Unavailable as error:
-        why = str(error)
-    with _AWAY.on("peer", why):
+        last = error
+    key = object()
+    with _AWAY.on("peer", str(last)), contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(_REFUSED.discard, key)
         pause_s = _FIRST_PAUSE_S
         while True:
-            log.warning("trying again: %s", why)
+            log.warning("trying again: %s", last)
+            (_REFUSED.add if isinstance(last, StoreFull) else _REFUSED.discard)(key)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             try:
                 return await call()
             except Unavailable as error:
-                why = str(error)
+                last = error
+
+
+def store_is_full() -> bool:
+    """Whether a call of this process waits for memory in Redis."""
+    return bool(_REFUSED)
 
 
 def away() -> Wait | None:

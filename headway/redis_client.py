@@ -17,6 +17,7 @@ from headway.errors import (
     InvalidSpec,
     LedgerViolation,
     NotFound,
+    StoreFull,
     Unauthorized,
     Unavailable,
 )
@@ -113,7 +114,7 @@ def headway_error(error: rex.RedisError, where: str) -> HeadwayError:
     if code in _REPLIES:
         return _REPLIES[code](text.partition(" ")[2])
     if isinstance(error, rex.OutOfMemoryError) or code == "OOM":
-        return Unavailable(
+        return StoreFull(
             f"Redis at {where} is out of memory: raise its maxmemory, or checkpoint more often"
             " so that payloads are freed"
         )

@@ -18,6 +18,7 @@ UNOPENED_OK: Final = frozenset({"open", "announce", "withdraw", "members"})
 
 ALLOW_OOM: Final = frozenset(
     {
+        "announce",
         "renew",
         "release",
         "fail",

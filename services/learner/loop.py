@@ -28,7 +28,7 @@ from headway.jobspec import JobSpec
 from headway.ledger.api import Ledger, LedgerConfig, TakeResult
 from headway.lifecycle import end_tasks
 from headway.messages import Group
-from headway.patience import patiently
+from headway.patience import patiently, store_is_full
 from headway.payloads import unpack_group
 from headway.telemetry import get_logger
 from services.learner.collective import IDLE_EVERY_S
@@ -223,6 +223,9 @@ class Loop:
             self._begin_recording()
             if stopping.is_set():
                 raise Cancelled
+            if store_is_full():
+                await self._recorded()
+                await self._p.saver.make_room(step, self._p.feeder.cursor, self._nonfinite)
             if time.monotonic() - kept_alive > IDLE_EVERY_S:
                 await self._p.crew.idle()
                 kept_alive = time.monotonic()

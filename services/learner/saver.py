@@ -46,6 +46,7 @@ class Saver:
         self._recording = recording
         self._task: asyncio.Task[None] | None = None
         self._saved = saved
+        self._freed = 0  # steps whose groups were freed because Redis was full
         self._took_s: float | None = None
 
     def is_due(self, step: int) -> bool:
@@ -94,6 +95,24 @@ class Saver:
             )
 
         self._task = asyncio.create_task(finish(), name=f"checkpoint {step}")
+
+    async def make_room(self, step: int, cursor: Cursor, nonfinite: int) -> None:
+        """Redis is full: frees the groups of all steps before `step`, once they are saved.
+
+        Without it a job whose next checkpoint is far would wait for ever: what it has trained
+        on fills the memory that the groups of its next step need. Should this very checkpoint
+        be damaged later, there is none before it from which its steps could be retraced.
+        """
+        if step <= self._freed:
+            return
+        self._freed = step
+        await self.wait()
+        if self._saved < step:
+            await self.save(step, cursor, nonfinite)
+            await self.wait()
+        freed = await patiently(lambda: self._ledger.trim(step))
+        text = f"Redis is full: {freed} groups of the {step} steps that are saved were freed"
+        self._events.add("store_full", text, step=step, groups_freed=freed)
 
     async def wait(self) -> None:
         """Returns when the checkpoint under way is durable; raises what it failed with."""
