@@ -29,7 +29,7 @@ _CALL = re.compile(r"redis\.call\('([A-Z]+)'")
 LEDGER_CALLS: Final[Mapping[Service, frozenset[str]]] = {
     "coordinator": frozenset({"look", "members"}),
     "learner": frozenset(
-        {"open", "issue", "take", "commit", "trim", "counts", "members", "close"}
+        {"open", "issue", "take", "commit", "trim", "counts", "look", "members", "close"}
     ),
     "rollout": frozenset(
         {"claim", "renew", "release", "deliver", "fail", "announce", "withdraw", "members",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headway.diagnosis import describe_groups
-from headway.errors import Unavailable
+from headway.errors import HeadwayError
 from headway.jobspec import JobSpec
 from headway.ledger.api import Ledger
 from headway.patience import away
@@ -52,9 +52,10 @@ class WaitWatch:
         """Looks for ever."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            await self._look()
+            await self.look()
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
+        """Says what has been waited for too long."""
         waits = [wait for wait in (away(), self._waiting.longest()) if wait is not None]
         wait = next((w for w in waits if w.waited_s >= _say_after(w.reason)), None)
         if wait is None:
@@ -89,7 +90,7 @@ class WaitWatch:
                 fields["nodes"] = sorted({holder.node_id for holder in holders})
                 lost = top_reasons(counts.reasons)
                 return text + (f"; groups lost so far: {lost}" if lost else ""), fields
-        except Unavailable:
+        except HeadwayError:  # whatever Redis says: a watchdog ends no job
             return f"{begin} for {wait.reason}, {wait.waited_s:.0f} s", fields
         if wait.reason == "publish":
             behind = ", ".join(

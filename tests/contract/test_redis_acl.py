@@ -58,6 +58,7 @@ async def test_learner_and_rollout_do_a_jobs_work(store_url, job_id):
         await learner.commit(0, (0,))
         assert await learner.trim(1) == 1
         assert (await learner.counts()).consumed == 1
+        assert (await learner.look()).step == 1
         await rollout.withdraw("n")
         assert await learner.members() == ()
         await Journal(l_client, job_id).append_metrics(0, {"x": 1.0})
