@@ -47,6 +47,7 @@ class Crew:
         self._world = world
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch")
         self.busy = Busy()
+        self.peak_flops = trainer.peak_flops * world  # all ranks are on machines alike
 
     async def train(
         self, step: int, groups: Mapping[int, Group], late: frozenset[int]

@@ -35,7 +35,15 @@ from services.learner.collective import IDLE_EVERY_S
 from services.learner.crew import Crew
 from services.learner.events import Events
 from services.learner.feeder import Feeder
-from services.learner.metrics import count_tokens, group_metrics, lag_metrics, ledger_metrics, mean
+from services.learner.machine import memory_metrics
+from services.learner.metrics import (
+    count_tokens,
+    group_metrics,
+    lag_metrics,
+    ledger_metrics,
+    mean,
+    mfu,
+)
 from services.learner.recording import RecordedStep, Recorder
 from services.learner.run_folder import RunFolder
 from services.learner.saver import Saver
@@ -326,6 +334,8 @@ class Loop:
             **group_metrics(batch),
             **lag_metrics(step, batch),
             **extra,
+            **mfu(extra, p.crew.peak_flops),
+            **memory_metrics(),
             **ledger_metrics(counts),
             **await self._meter.read(),
             "rollout/queue_s_mean": mean(list(took.queue_s.values())),

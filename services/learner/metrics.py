@@ -75,6 +75,16 @@ def count_tokens(groups: Sequence[Group]) -> int:
     return sum(len(c.token_ids) for group in groups for c in group.completions)
 
 
+def mfu(row: Mapping[str, float], peak: float) -> Row:
+    """Model FLOPs utilisation of a step's update, 0..1; nothing where either side is unknown.
+
+    `row` has the model's work (perf/model_tflop, 1e12 operations) and timing_s/train;
+    `peak` is what all ranks together could do in a second.
+    """
+    work, seconds = row.get("perf/model_tflop", 0.0), row["timing_s/train"]
+    return {"perf/mfu/actor": work * 1e12 / (seconds * peak)} if work and peak else {}
+
+
 @dataclass(slots=True)
 class Busy:
     """Adds up the time in which something worked, and reads it off step by step."""

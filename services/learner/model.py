@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.errors import InvalidSpec
+from headway.rl.flops import DecoderShape
 from headway.rl.packing import Row, Sample, pack
 from services.learner import attention
 from services.learner.head import HeadOutput, LossOf, Targets, policy_head
@@ -69,6 +70,24 @@ class Policy(nn.Module):
         )
         states: Tensor = output.last_hidden_state
         return states[0]
+
+
+def decoder_shape(policy: Policy) -> DecoderShape:
+    """What the work of a step depends on; before the parameters are sharded or after."""
+    config = policy.lm.config.get_text_config()
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    tables = {id(policy.lm.get_input_embeddings().weight)}
+    tables.add(id(policy.lm.get_output_embeddings().weight))
+    return DecoderShape(
+        body_params=sum(
+            p.numel() for p in policy.lm.parameters() if p.ndim > 1 and id(p) not in tables
+        ),
+        num_layers=config.num_hidden_layers,
+        attention_width=heads * head_dim,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+    )
 
 
 def load_policy(path: Path, *, gradient_checkpointing: bool = False) -> Policy:

@@ -33,6 +33,8 @@ _MIB = (1 << 20) // 4  # float32
 class SimTrainer:
     """Keeps the Trainer protocol: momentum on pseudo-random gradients, float32 masters."""
 
+    peak_flops = 0.0
+
     def __init__(self, spec: JobSpec, rank: int, world: int, settings: TrainerSettings) -> None:
         self._spec = spec
         self._rank, self._world = rank, world

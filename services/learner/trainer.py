@@ -18,13 +18,15 @@ from headway.jobspec import JobSpec
 from headway.messages import Group
 from headway.precision import resolve_dtype
 from headway.rl import metrics
+from headway.rl.flops import training_flops
 from headway.rl.lr import learning_rate
 from headway.weights.manifest import combined_digest, digest_of, tensor_bytes
 from headway.weights.packing import Room
 from services.learner.batch import make_batch
 from services.learner.export import own_dtype, write_model
+from services.learner.machine import peak_flops
 from services.learner.masters import Masters
-from services.learner.model import Policy, load_policy
+from services.learner.model import Policy, decoder_shape, load_policy
 from services.learner.sharding import compute_dtype, own, place, whole
 from services.learner.step import Share, backward, make_share, recompute, sums_of
 
@@ -33,6 +35,8 @@ Stats = dict[str, float]
 
 class Trainer(Protocol):
     """One rank's share of a model in training. Every method is a collective over the ranks."""
+
+    peak_flops: float  # operations a second this rank could reach; 0: not known
 
     def train_step(
         self, step: int, groups: Sequence[Group], late: frozenset[int] = frozenset()
@@ -91,6 +95,8 @@ class FsdpTrainer:
             self._masters = Masters(self._policy.lm, self.compute_dtype)
         self._held: Future[Any] | None = None
         self._room = Room()  # for the version to be sent
+        self._shape = decoder_shape(self._policy)
+        self.peak_flops = peak_flops(device, self.compute_dtype)
         optim = spec.actor.optim
         self._parameters = (
             self._masters.parameters
@@ -232,6 +238,7 @@ class FsdpTrainer:
                 float(sum(batch.num_late for batch in batches)),
                 float(sum(batch.num_tokens for batch in batches)),
                 float(sum(len(row.tokens) for share in shares for row in share.rows)),
+                training_flops(self._shape, [row for share in shares for row in share.rows]) / 1e12,
             ]
         )
         top, bottom = self._reduce(
@@ -246,6 +253,7 @@ class FsdpTrainer:
             "training/late_tokens": sums[4],
             "training/num_tokens": sums[5],
             "training/packed_tokens": sums[6],
+            "perf/model_tflop": sums[7] * self._spec.actor.ppo_epochs,
         }
 
     def _reduce(

@@ -1,0 +1,51 @@
+"""What the machine could do, and what it holds: the peak rate of its products, its memory."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import torch
+
+# dense bfloat16 products, operations a second, from NVIDIA's data sheets
+_BF16_PEAK = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "RTX 4090": 165e12,
+    "A10": 125e12,
+}
+_SIZE, _REPEATS = 1024, 5
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations a second that one rank's products can reach.
+
+    A known GPU's data sheet for bfloat16; otherwise the fastest of a few square products,
+    timed here and now.
+    """
+    if device.type == "cuda" and dtype == torch.bfloat16:
+        name = torch.cuda.get_device_name(device)
+        for model, peak in _BF16_PEAK.items():
+            if model in name.replace("-", " ").split() or f" {model}" in name:
+                return peak
+    a = torch.ones(_SIZE, _SIZE, device=device, dtype=dtype)
+    times = []
+    for _ in range(_REPEATS):
+        began = time.perf_counter()
+        torch.mm(a, a).sum().item()  # waits for a GPU
+        times.append(time.perf_counter() - began)
+    return 2 * _SIZE**3 / min(times)
+
+
+def memory_metrics() -> dict[str, float]:
+    """GiB held by this rank, in verl's names: at most on its GPU, now in host memory."""
+    gib = float(1 << 30)
+    row = {"perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / gib}
+    if torch.cuda.is_available():
+        row["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated() / gib
+        row["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved() / gib
+    return row
