@@ -34,7 +34,8 @@ from services.learner.collective import COLLECTIVE_TIMEOUT
 from services.learner.crew import Crew, follow
 from services.learner.events import Events
 from services.learner.feeder import Feeder
-from services.learner.loop import Cancelled, Loop, Parts, ledger_config
+from services.learner.loop import Cancelled, Loop
+from services.learner.parts import Parts, ledger_config
 from services.learner.recording import Recorder, Recording
 from services.learner.resume import find_start
 from services.learner.run_folder import RunFolder

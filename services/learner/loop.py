@@ -17,24 +17,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from headway.errors import TrainingDiverged
-from headway.jobspec import JobSpec
-from headway.ledger.api import Ledger, LedgerConfig, TakeResult
 from headway.lifecycle import end_tasks
-from headway.messages import Group
 from headway.patience import patiently, store_is_full
 from headway.payloads import unpack_group
 from headway.telemetry import get_logger
 from services.learner.collective import IDLE_EVERY_S
-from services.learner.crew import Crew
-from services.learner.events import Events
-from services.learner.feeder import Feeder
 from services.learner.machine import memory_metrics
 from services.learner.metrics import (
     count_tokens,
@@ -44,10 +37,8 @@ from services.learner.metrics import (
     mean,
     mfu,
 )
-from services.learner.recording import RecordedStep, Recorder
-from services.learner.run_folder import RunFolder
-from services.learner.saver import Saver
-from services.learner.status import Reporter
+from services.learner.parts import Batch, Parts
+from services.learner.recording import RecordedStep
 from services.learner.waits import WaitWatch
 from services.learner.watch import RewardWatch, RolloutMeter
 
@@ -59,59 +50,8 @@ _CANCEL_PATIENCE_S = 2.0
 _SAVE_PATIENCE_S = 60.0
 
 
-class Publishes(Protocol):
-    """Sends versions to the rollout nodes (`headway.weights.publisher.Publisher`)."""
-
-    async def publish(self, version: int, tensors: Mapping[str, Tensor]) -> Any:
-        """Returns when every live member has installed the version."""
-
-    def retire(self) -> None:
-        """Lets go of the version before, for the next to be staged."""
-
-    async def admit(self) -> Any:
-        """Lets nodes that lack the newest version catch up; waits for none."""
-
-    async def close(self) -> None:
-        """Ends the weight group."""
-
-
-@dataclass(slots=True)
-class Parts:
-    """What a loop works with."""
-
-    spec: JobSpec
-    ledger: Ledger
-    crew: Crew
-    feeder: Feeder
-    publisher: Publishes
-    saver: Saver
-    folder: RunFolder
-    recorder: Recorder
-    events: Events
-    reporter: Reporter
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A step's groups, in order, and as they were delivered."""
-
-    took: TakeResult
-    groups: dict[int, Group]
-    payloads: tuple[bytes, ...]
-
-
 class Cancelled(Exception):
     """The job was asked to stop."""
-
-
-def ledger_config(spec: JobSpec) -> LedgerConfig:
-    """A job's ledger settings."""
-    return LedgerConfig(
-        batch_groups=spec.data.train_batch_size,
-        max_policy_lag=spec.algorithm.max_policy_lag,
-        on_late=spec.algorithm.on_late,
-        lease_s=spec.rollout.lease_s,
-    )
 
 
 class Loop:

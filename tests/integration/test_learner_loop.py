@@ -16,7 +16,7 @@ from headway.ledger.redis_ledger import RedisLedger
 from headway.lifecycle import end_tasks
 from headway.redis_client import connect
 from services.learner.lead import Lead
-from services.learner.loop import ledger_config
+from services.learner.parts import ledger_config
 from services.learner.ranks import Ranks, RanksSpec
 from services.learner.run_folder import RunFolder
 from services.learner.status import Reporter
@@ -289,9 +289,10 @@ def poisoned(*tickets):
         group = scripted_group(lease)
         if lease.ticket.ticket_id not in tickets:
             return group
-        first = group.completions[1]
-        bad = dataclasses.replace(first, logprobs=(float("nan"), *first.logprobs[1:]))
-        return dataclasses.replace(group, completions=(group.completions[0], bad))
+        second = group.completions[1]
+        bad = dataclasses.replace(second, logprobs=(float("nan"), *second.logprobs[1:]))
+        first, _, *rest = group.completions
+        return dataclasses.replace(group, completions=(first, bad, *rest))
 
     return make
 
