@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "cancel": ("cancel", "Cancel a job."),
     "token": ("token", "Make, list and revoke tokens."),
     "replay": ("replay", "Train a run again from its recorded groups."),
+    "export": ("export", "Write a run's checkpoint as a Hugging Face folder."),
     "report": ("report", "Write the report of a run folder again."),
     "version": ("version", "Show the version."),
 }

@@ -16,7 +16,8 @@ import click
 from headway.cli.exits import BAD_USAGE, CANCELLED, FAILED, SUCCEEDED
 from headway.cli.interrupts import counting_interrupts
 from headway.cli.options import as_json, overrides, parse_override
-from headway.errors import Conflict, InvalidSpec
+from headway.cli.runs import find_run, runs_dir
+from headway.errors import Conflict
 from headway.jobs import check_job_id
 from headway.jobspec import JobSpec, load_job
 from headway.ports import free_port
@@ -28,10 +29,7 @@ _LOOK_EVERY_S = 0.1
 
 @click.command("replay")
 @click.argument("run", metavar="RUN")
-@click.option(
-    "--runs-dir", type=click.Path(path_type=Path, file_okay=False), default=Path("runs"),
-    show_default=True, help="Where run folders are.",
-)  # fmt: skip
+@runs_dir
 @overrides
 @click.option("--steps", type=click.IntRange(min=1), help="Only the first N steps.")
 @click.option("--name", help="Name of the replay's folder. Default: replay-1, replay-2, …")
@@ -49,7 +47,7 @@ def command(
     RUN is a run folder or a job's id. Needs no fleet and no Redis. Without --set, exit
     code 1 means that the weights differ from the run's.
     """
-    run_dir = _run_dir(run, runs_dir)
+    run_dir = find_run(run, runs_dir)
     original = load_job(run_dir / "job.yaml")
     job = load_job(run_dir / "job.yaml", [parse_override(text) for text in overrides])
     changed = changes(original, job)
@@ -67,15 +65,6 @@ def command(
         _show(facts, report)
     exact = all(key.startswith(WITHOUT_EFFECT) for key in changed)
     return FAILED if exact and facts["verdict"] == "differs" else SUCCEEDED
-
-
-def _run_dir(run: str, runs_dir: Path) -> Path:
-    """The run folder that is meant. InvalidSpec when there is none."""
-    given = Path(run)
-    folder = given if (given / "job.yaml").is_file() else runs_dir / run
-    if not (folder / "job.yaml").is_file():
-        raise InvalidSpec(f"{run!r} is neither a run folder nor a job in {runs_dir} (--runs-dir)")
-    return folder.absolute()
 
 
 def _make_folder(replays: Path, name: str | None) -> Path:

@@ -53,10 +53,15 @@ class Manifest:
     files: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # bytes, xxh3-128
 
 
-def complete(folder: Path) -> list[Path]:
+def cleaned(folder: Path) -> list[Path]:
     """All complete checkpoints, newest first. Removes what a crash left half-written."""
     for debris in folder.glob(f"{_DRAFT}*"):
         shutil.rmtree(debris, ignore_errors=True)
+    return complete(folder)
+
+
+def complete(folder: Path) -> list[Path]:
+    """All complete checkpoints, newest first."""
     return [folder / f"step-{step}" for step in sorted(_steps(folder), reverse=True)]
 
 

@@ -11,7 +11,7 @@ from headway.errors import LedgerViolation, NoCheckpoint, NotFound
 from headway.jobspec import JobSpec
 from headway.ledger.api import Ledger
 from headway.patience import patiently
-from services.learner.checkpoint import Manifest, complete, set_aside, verified
+from services.learner.checkpoint import Manifest, cleaned, set_aside, verified
 from services.learner.crew import Crew
 from services.learner.events import Events
 from services.learner.recording import Recording
@@ -78,7 +78,7 @@ def _newest_usable(
 ) -> tuple[tuple[Path, Manifest] | None, dict[Path, str]]:
     """The newest checkpoint whose bytes are right, and what is wrong with each newer one."""
     damaged: dict[Path, str] = {}
-    for path in complete(folder.checkpoints):
+    for path in cleaned(folder.checkpoints):
         try:
             return (path, verified(path, spec.digest())), damaged
         except NoCheckpoint as error:

@@ -16,6 +16,7 @@ from headway.errors import Conflict, InvalidSpec, NoCheckpoint, StorageFailed
 from services.learner.checkpoint import (
     Checkpointer,
     Manifest,
+    cleaned,
     complete,
     set_aside,
     verified,
@@ -149,7 +150,7 @@ def test_a_kill_in_the_middle_leaves_the_last_good_one(tmp_path, when):
     )
     assert done.returncode == -signal.SIGKILL
     assert (tmp_path / ".tmp-step-2").is_dir()
-    assert complete(tmp_path) == [tmp_path / "step-1"]
+    assert cleaned(tmp_path) == [tmp_path / "step-1"]
     assert verified(tmp_path / "step-1", JOB).step == 1
     assert [p.name for p in tmp_path.iterdir()] == ["step-1"]  # debris is gone
     target = state(0)
