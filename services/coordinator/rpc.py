@@ -114,7 +114,9 @@ def _report(status: fleet_pb2.JobStatus) -> JobReport:
 
 def _wait(wait: fleet_pb2.Wait) -> Wait:
     waited_s = wait.waited_s if math.isfinite(wait.waited_s) else 0.0
-    return Wait(cast(Reason, wait.reason), wait.detail[:_MAX_TEXT], waited_s, wait.job_id)
+    return Wait(
+        cast(Reason, wait.reason), wait.detail[:_MAX_TEXT], waited_s, wait.job_id[:_MAX_NAME]
+    )
 
 
 def _assignment(work: Work) -> fleet_pb2.Assignment:

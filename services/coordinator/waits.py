@@ -6,6 +6,7 @@ without it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable
 from dataclasses import asdict, replace
@@ -21,6 +22,7 @@ from services.coordinator.controller import Coordinator
 from services.coordinator.fleet import Node
 
 T = TypeVar("T")
+_STORE_PATIENCE_S = 3.0  # well within a client's own: who asks shall hear that Redis hangs
 _NUM_EVENTS = 200  # that are searched for excluded nodes
 _NUM_EVENTS_SHOWN = 10
 
@@ -70,9 +72,12 @@ async def _record_of(coordinator: Coordinator, job_id: str, store: StoreView) ->
 async def _store_of(coordinator: Coordinator) -> StoreView:
     began = time.monotonic()
     try:
-        info: dict[str, Any] = await command(coordinator.store.redis, "INFO", "memory")
+        async with asyncio.timeout(_STORE_PATIENCE_S):
+            info: dict[str, Any] = await command(coordinator.store.redis, "INFO", "memory")
     except HeadwayError as error:
         return StoreView(error=str(error))
+    except TimeoutError:
+        return StoreView(error=f"it gave no answer in {_STORE_PATIENCE_S:g} s")
     return StoreView(
         answer_s=time.monotonic() - began,
         used_bytes=int(info.get("used_memory", 0)),

@@ -45,8 +45,7 @@ class WaitWatch:
             with self._waiting.on(reason):
                 yield
         finally:
-            if self._reporter.status.waiting == reason:
-                self._reporter.update(detail="", waiting="", waiting_since=0.0)
+            self._over()
 
     async def run(self) -> None:
         """Looks for ever."""
@@ -59,9 +58,10 @@ class WaitWatch:
         waits = [wait for wait in (away(), self._waiting.longest()) if wait is not None]
         wait = next((w for w in waits if w.waited_s >= _say_after(w.reason)), None)
         if wait is None:
+            self._over()
             return
         text, fields = await self._describe(wait)
-        if wait.reason != "peer" and self._waiting.longest() is None:
+        if (away() if wait.reason == "peer" else self._waiting.longest()) is None:
             return  # it ended meanwhile
         since = time.time() - wait.waited_s
         self._reporter.update(detail=text, waiting=wait.reason, waiting_since=since)
@@ -69,6 +69,10 @@ class WaitWatch:
         if (wait.reason, self._step) != self._said or now >= self._say_at:
             self._said, self._say_at = (wait.reason, self._step), now + _SAY_EVERY_S
             self._events.add("waiting", text, reason=wait.reason, **fields)
+
+    def _over(self) -> None:
+        if self._reporter.status.waiting:
+            self._reporter.update(detail="", waiting="", waiting_since=0.0)
 
     async def _describe(self, wait: Wait) -> tuple[str, dict[str, object]]:
         """The wait in words, and the event's fields."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 
 import pytest
 
@@ -94,7 +96,8 @@ async def test_wrong_names_and_an_absent_coordinator(client, doctor):
     assert code == 3 and "no coordinator answers at http://127.0.0.1:1" in text
 
 
-async def test_with_redis_away_it_answers_from_memory(tmp_path):
+@pytest.mark.parametrize("how", ["ended", "hung"])
+async def test_with_redis_away_it_answers_from_memory(tmp_path, how):
     with EmbeddedValkey(tmp_path) as server:
         process = CoordinatorProcess(server.url, "--heartbeat-s", "0.2", "--lost-after-s", "60")
         made = [
@@ -108,12 +111,16 @@ async def test_with_redis_away_it_answers_from_memory(tmp_path):
                 await client.submit(SPEC, "j")
                 await made[0].work("j")
                 await eventually(lambda: healthy_or_not(client, "j", True))
-                server.kill()
+                if how == "ended":
+                    server.kill()
+                else:
+                    os.kill(server.pid, signal.SIGSTOP)
                 seen = await eventually(lambda: healthy_or_not(client, "j", False))
                 assert seen["findings"][0]["who"] == "redis"
                 assert "cannot be used" in seen["findings"][0]["text"]
                 assert (seen["job"]["learner"], seen["job"]["ledger"]) == ("l1", None)
         finally:
+            server.kill()
             process.kill()
             for node in made:
                 await node.close()

@@ -8,6 +8,7 @@ from headway.errors import Unauthorized
 from headway.jobspec import parse_job
 from headway.ledger.api import LedgerConfig, Member
 from headway.ledger.memory import MemoryLedger
+from headway.patience import _AWAY
 from services.learner.status import Reporter
 from services.learner.waits import WaitWatch
 from tests.support.ledgers import tickets
@@ -98,6 +99,19 @@ async def test_each_kind_of_wait_says_for_whom(reason, seconds, text):
         await watch.look()
         assert (reporter.status.waiting, reporter.status.detail) == (reason, text)
         assert abs(time.time() - reporter.status.waiting_since - seconds) < 30
+    assert [row["message"] for row in said.rows] == [text]
+
+
+async def test_a_peer_that_is_back_is_waited_for_no_longer():
+    watch, said, reporter = await watch_of(MemoryLedger(Clock()))
+    with _AWAY.on("peer", "cannot reach Redis"):
+        for key, (_, reason, detail) in _AWAY._since.items():
+            _AWAY._since[key] = (time.monotonic() - 30.0, reason, detail)
+        await watch.look()
+        assert reporter.status.waiting == "peer"
+    await watch.look()
+    assert (reporter.status.waiting, reporter.status.detail) == ("", "")
+    text = "step 1 waits for a peer, 30 s: cannot reach Redis"
     assert [row["message"] for row in said.rows] == [text]
 
 
