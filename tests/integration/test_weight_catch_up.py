@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -74,13 +73,13 @@ async def test_a_joiner_that_hangs_delays_no_publish_and_may_still_come(
         assert set(report.installed) == {"n1"} and not report.lost
     assert not catching_up.done() and fleet.epochs() == [["n1"]]
     # it goes on with the version that was offered to it, although newer ones were published
-    fleet.processes["n2"].send_signal(signal.SIGCONT)
+    fleet.go_on("n2")
     await catching_up
     assert await fleet.line("n2") == f"snapshot 0 {digest(0)}"
-    fleet.processes["n2"].send_signal(signal.SIGCONT)
+    fleet.go_on("n2")
     [again] = await publisher.admit()
     while not again.done():  # it stops itself at the start of each
-        fleet.processes["n2"].send_signal(signal.SIGCONT)
+        fleet.go_on("n2")
         await asyncio.sleep(0.01)
     assert await fleet.line("n2") == f"snapshot 2 {digest(2)}"
     report = await publisher.publish(3, tensors(3))
@@ -111,7 +110,7 @@ async def test_a_node_killed_in_mid_broadcast_is_back_at_once_under_its_old_name
     report = await publisher.publish(0, tensors(0, LARGE))
     assert set(report.lost) == {"n2"}
     assert await publisher.admit() == ()  # the dead one is in its pause
-    await fleet.processes["n2"].wait()
+    await fleet.kill("n2")
     port = int(fleet.members["n2"].address.rpartition(":")[2])
     await fleet.add("n2", shapes=LARGE, port=port, session="second")
     await admitted(publisher)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,12 @@ from headway.rpc import grpc_server
 from headway.weights.manifest import build_manifest, combined_digest
 from headway.weights.publisher import Publisher
 from headway.weights.snapshot import SharedFolder, SnapshotServer
+from tests.support import weight_node
+from tests.support.weight_node import Fate
+
+# forked from a process that has imported all this, and in which nothing runs yet
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.support.weight_node"])
 
 TIMEOUT_S = 4.0
 BUCKET = 1 << 16
@@ -43,9 +49,10 @@ class WeightFleet:
 
     server: SnapshotServer
     folder: Path | None = None  # shared; else snapshots are streamed
-    processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+    processes: dict[str, BaseProcess] = field(default_factory=dict)
     members: dict[str, Member] = field(default_factory=dict)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    _pipes: dict[str, Any] = field(default_factory=dict)
 
     async def add(
         self,
@@ -56,26 +63,29 @@ class WeightFleet:
         session: str = "",
     ) -> None:
         """Starts a node and announces it."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.support.weight_node", str(port)),
-            *(json.dumps(shapes or SHAPES), str(self.folder or ""), *fate),
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        self._pipes[node_id], theirs = _CONTEXT.Pipe()
+        arguments = (theirs, port, shapes or SHAPES, str(self.folder or ""), Fate(*fate))
+        process = _CONTEXT.Process(target=weight_node.run, args=arguments)
+        await asyncio.to_thread(process.start)
         self.processes[node_id] = process
         address = f"127.0.0.1:{await self.line(node_id)}"
         self.members[node_id] = Member(node_id, address, "broadcast", session=session)
 
     async def line(self, node_id: str) -> str:
-        """The next line that a node prints."""
-        stdout = self.processes[node_id].stdout
-        assert stdout is not None
-        return (await asyncio.wait_for(stdout.readline(), 60)).decode().strip()
+        """The next line that a node says."""
+        assert await asyncio.to_thread(self._pipes[node_id].poll, 60), f"{node_id} says nothing"
+        return str(self._pipes[node_id].recv())
 
     async def kill(self, node_id: str) -> None:
         """kill -9, and its end awaited. It stays announced."""
-        self.processes[node_id].send_signal(signal.SIGKILL)
-        await self.processes[node_id].wait()
+        self.processes[node_id].kill()
+        await asyncio.to_thread(self.processes[node_id].join)
+
+    def go_on(self, node_id: str) -> None:
+        """Ends the stop of a node that hangs."""
+        pid = self.processes[node_id].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGCONT)
 
     async def announced(self) -> list[Member]:
         return list(self.members.values())
@@ -102,10 +112,8 @@ class WeightFleet:
         )
 
     async def end(self) -> None:
-        for process in self.processes.values():
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+        for node_id in self.processes:
+            await self.kill(node_id)
 
 
 @asynccontextmanager

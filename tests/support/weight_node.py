@@ -1,26 +1,24 @@
 """A rollout node that only takes weights: its own process, real gRPC, real groups, no vLLM.
 
-    python -m tests.support.weight_node PORT SHAPES_JSON SNAPSHOT_DIR [FATE WHEN]
-
-Prints its port, then one line for each install: `how version digest`, where `how` is
-broadcast or snapshot. FATE is what it does to itself: die (SIGKILL), hang (SIGSTOP), or
-corrupt, which turns over one bit of what arrives. WHEN: at the start of an `install` or a
-`catch_up`, or after so many broadcasts, in the middle of one.
+Says its port, then for each install `how version digest`, where `how` is broadcast or snapshot.
+A fate is what it does to itself, and when. What: die (SIGKILL), hang (SIGSTOP), or corrupt,
+which changes one number of what arrives. When: at the start of an `install` or a `catch_up`, or
+after so many broadcasts, in the middle of one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import grpc
+import torch
 
 from headway.codec import invite_from_pb, manifest_from_pb
+from headway.lifecycle import die_with_parent
 from headway.messages import WeightManifest
 from headway.pb import rollout_pb2, rollout_pb2_grpc
 from headway.rpc import grpc_server
@@ -66,7 +64,10 @@ class FatefulGroup:
 
 
 class Node(rollout_pb2_grpc.RolloutServiceServicer):
-    def __init__(self, shapes: dict[str, tuple[int, ...]], folder: str, fate: Fate) -> None:
+    def __init__(
+        self, pipe: Any, shapes: dict[str, tuple[int, ...]], folder: str, fate: Fate
+    ) -> None:
+        self._pipe = pipe
         self._shapes = shapes
         self._folder = folder
         self._fate = fate
@@ -126,22 +127,22 @@ class Node(rollout_pb2_grpc.RolloutServiceServicer):
             tensor.view(-1)[0] += 1
             digests = (digest_of(tensor_bytes(tensor)), *digests[1:])
         digest = check_digests(manifest, digests, "what arrived")
-        print(how, manifest.version, digest, flush=True)
+        self._pipe.send(f"{how} {manifest.version} {digest}")
         return digest
 
 
-async def main() -> None:
-    port, shapes, folder, *fate = sys.argv[1:]
-    node = Node({n: tuple(s) for n, s in json.loads(shapes).items()}, folder, Fate(*fate))
+def run(pipe: Any, port: int, shapes: dict[str, tuple[int, ...]], folder: str, fate: Fate) -> None:
+    """A node's life, in a process of its own."""
+    die_with_parent()
+    torch.set_num_threads(1)
+    asyncio.run(_serve(Node(pipe, shapes, folder, fate), pipe, port))
 
+
+async def _serve(node: Node, pipe: Any, port: int) -> None:
     def register(server: grpc.aio.Server) -> list[str]:
         rollout_pb2_grpc.add_RolloutServiceServicer_to_server(node, server)
         return [SERVICE]
 
-    async with grpc_server("127.0.0.1", int(port), register) as bound:
-        print(bound, flush=True)
+    async with grpc_server("127.0.0.1", port, register) as bound:
+        pipe.send(str(bound))
         await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    asyncio.run(main())
