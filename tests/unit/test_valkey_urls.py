@@ -13,6 +13,7 @@ from headway.errors import (
     InvalidSpec,
     LedgerViolation,
     NotFound,
+    StoreFull,
     Unauthorized,
     Unavailable,
 )
@@ -62,8 +63,8 @@ def test_the_address_of_a_client_shows_no_password():
         (rex.ResponseError("VIOLATION step 3 is odd"), LedgerViolation, "^step 3 is odd$"),
         (rex.ResponseError("CONFLICT other"), Conflict, "^other$"),
         (rex.ResponseError("NOTFOUND it"), NotFound, "^it$"),
-        (rex.OutOfMemoryError("command not allowed"), Unavailable, "out of memory"),
-        (rex.ResponseError("OOM command not allowed"), Unavailable, "out of memory"),
+        (rex.OutOfMemoryError("command not allowed"), StoreFull, "out of memory"),
+        (rex.ResponseError("OOM command not allowed"), StoreFull, "out of memory"),
         (rex.AuthenticationError("invalid username-password pair"), Unauthorized, "password"),
         (rex.ResponseError("NOAUTH Authentication required."), Unauthorized, "password"),
         (rex.NoPermissionError("NOPERM no evalsha"), Unauthorized, "denies"),
