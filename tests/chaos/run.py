@@ -158,6 +158,7 @@ async def run_chaos(folder: Path, settings: ChaosSettings) -> Outcome:
         tokens_per_s=100.0,
         links=True,
     )
+    folder.mkdir(parents=True, exist_ok=True)
     outcome = Outcome()
     began = time.monotonic()
     async with SimFleet(folder, shape) as fleet:

@@ -1,12 +1,13 @@
 """Rollout nodes as processes: real gRPC, a real Valkey, a real reward service, the sim engine."""
 
 import asyncio
+import random
 import signal
 import socket
 
 import pytest
 
-from headway.errors import Conflict, EpochBroken, NotFound
+from headway.errors import Conflict, EpochBroken, NotFound, Unavailable
 from headway.journal import Journal
 from headway.ledger.api import Member
 from headway.messages import EpochInvite
@@ -176,6 +177,32 @@ async def test_a_kept_engine_serves_the_next_job_only_with_its_weights(valkey_ur
         assert (await second.ledger.counts()).issued == 40
         await second.install(0, [member])
         await second.until(lambda c: c.leased == BATCH)
+
+
+async def test_s007_cancels_and_updates_meet_in_any_order(valkey_url, reward, job_id):
+    async with house(valkey_url, reward) as it:
+        await it.node("node-a", "--sim-install-pause-s", "0.01", lengths="constant:4000")
+        draw = random.Random(7)
+        for number in range(10):
+            learner = it.learner(f"{job_id}-{number}")
+            await learner.open(lag=0)
+            it.assign(learner.job_id, lag=0)
+            members = await learner.members(1)
+            await learner.install(0, members)
+            await learner.until(lambda c: c.leased == BATCH)
+            updates = []
+            at = draw.randrange(6)
+            for update in range(6):
+                if update == at:
+                    it.desk.assign(learner.job_id, spec_json(lag=0), cancel=True)
+                updates.append(asyncio.create_task(learner.install(0, members)))
+                await asyncio.sleep(draw.uniform(0, 0.05))
+            for answer in await asyncio.gather(*updates, return_exceptions=True):
+                assert isinstance(answer, list | NotFound | Unavailable), answer
+            await it.desk.reported("node-a", learner.job_id, "cancelled")
+            counts = await learner.ledger.counts()
+            assert (counts.leased, counts.issued, counts.expired_leases) == (0, 40, 0)
+            del it.desk.assignments[learner.job_id]
 
 
 async def test_s055_failing_graders_filter_the_group_and_say_why(valkey_url, reward, job_id):

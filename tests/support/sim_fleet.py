@@ -1,4 +1,4 @@
-"""A whole fleet of real processes without a model: sim engines, the sim trainer, all else real.
+"""A whole fleet of real processes; without a model, unless asked: sim engines, the sim trainer.
 
     valkey <── links ──> coordinator, learner agent (its ranks), reward, rollout-0 … n-1
 
@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -43,6 +43,7 @@ class FleetShape:
     """How large, and how fast."""
 
     nodes: int = 2
+    model: bool = False  # vLLM and the real trainer
     broadcast: int = 0  # nodes, the first ones, that really receive weights
     step_s: float = 0.02
     weight_mib: float = 0.0
@@ -50,9 +51,6 @@ class FleetShape:
     tokens_per_s: float = 200.0
     lost_after_s: float = 4.0
     links: bool = False
-    node_flags: tuple[str, ...] = ()
-    learner_flags: tuple[str, ...] = ()
-    env: dict[str, str] = field(default_factory=dict)
 
 
 def sim_job(data: Path, **changes: Any) -> dict[str, Any]:
@@ -153,8 +151,8 @@ class SimFleet:
         await self.launch("reward", "--workers", "1")
         await self.launch(
             "learner",
-            *("--runs-dir", str(self.runs), "--trainer", "sim", "--sim-step-s", str(shape.step_s)),
-            *("--sim-weight-mib", str(shape.weight_mib), *shape.learner_flags),
+            *("--runs-dir", str(self.runs), "--trainer", "fsdp" if shape.model else "sim"),
+            *("--sim-step-s", str(shape.step_s), "--sim-weight-mib", str(shape.weight_mib)),
         )
         for number in range(shape.nodes):
             await self.add_node(number)
@@ -166,8 +164,8 @@ class SimFleet:
         flags = ["--sim-broadcast"] if number < shape.broadcast else []
         return await self.launch(
             f"rollout-{number}",
-            *("--engine", "sim", "--sim-tokens-per-s", str(shape.tokens_per_s)),
-            *("--sim-lengths", shape.lengths, *flags, *shape.node_flags),
+            *("--engine", "vllm" if shape.model else "sim", "--sim-lengths", shape.lengths),
+            *("--sim-tokens-per-s", str(shape.tokens_per_s), *flags),
         )
 
     async def launch(self, name: str, *flags: str) -> Child:
@@ -184,7 +182,7 @@ class SimFleet:
         if host != HOST:
             flags = ("--host", host, *flags)
         http_address = self.api_url if service == "coordinator" else f"http://{host}:{http_port}"
-        env = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **self.shape.env}
+        env = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         spec = ChildSpec(
             name=name,
             argv=(*self.within(name), sys.executable, "-m", f"services.{service}", *flags),
@@ -289,13 +287,13 @@ class SimFleet:
             return (await self.ledger(job_id).counts()).step
         return -1
 
-    async def seen_step(self, job_id: str, step: int) -> None:
+    async def seen_step(self, job_id: str, step: int, patience_s: float = FAR_S) -> None:
         """Returns when so many steps are committed."""
 
         async def look() -> bool:
             return await self.step(job_id) >= step
 
-        await eventually(look)
+        await eventually(look, patience_s)
 
     async def ended(self, job_id: str, patience_s: float = FAR_S) -> JobRecord:
         """The job's record once it has ended."""
