@@ -51,6 +51,7 @@ class FleetShape:
     tokens_per_s: float = 200.0
     lost_after_s: float = 4.0
     links: bool = False
+    node_flags: tuple[str, ...] = ()
 
 
 def sim_job(data: Path, **changes: Any) -> dict[str, Any]:
@@ -165,7 +166,7 @@ class SimFleet:
         return await self.launch(
             f"rollout-{number}",
             *("--engine", "vllm" if shape.model else "sim", "--sim-lengths", shape.lengths),
-            *("--sim-tokens-per-s", str(shape.tokens_per_s), *flags),
+            *("--sim-tokens-per-s", str(shape.tokens_per_s), *flags, *shape.node_flags),
         )
 
     async def launch(self, name: str, *flags: str) -> Child:
@@ -194,10 +195,15 @@ class SimFleet:
         return self.children[name]
 
     async def ready(self) -> None:
-        """Returns when every process answers its health check."""
+        """Returns when every process answers its health check.
+
+        One that found Redis too slow at its start (exit code 3) is started again.
+        """
 
         async def look() -> bool:
             for child in self.children.values():
+                if child.exit_code == 3:
+                    child.restart()
                 assert child.exit_code is None, f"{child.spec.name} ended: {child.last_words()}"
             checks = [asyncio.to_thread(child.ready) for child in self.children.values()]
             return all(await asyncio.gather(*checks))
