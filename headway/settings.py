@@ -23,6 +23,8 @@ DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 _ACCESS_FLAGS = {
     "--token-file": "file with the token that this process shows to others",
     "--tokens": "file of the tokens that are let in (made by `headway token create`)",
+    "--allow-paths": "folders, joined by ':', under which jobs may name paths; default: anywhere"
+    " (*) on loopback, nowhere beyond",
     "--tls-dir": "folder with tls.crt, tls.key and ca.crt",
     "--tls-cert": "this process's certificate (PEM)",
     "--tls-key": "its key (PEM)",
@@ -85,10 +87,14 @@ def service_settings(namespace: argparse.Namespace) -> ServiceSettings:
     used, or a password stands on the command line.
     """
     from headway.access.process import process_access  # what a bad job need not wait for
+    from headway.access.reach import ANYWHERE, SETTING, allowed_roots
 
     for flag in _ACCESS_FLAGS:
         os.environ[_env_name(flag)] = getattr(namespace, flag[2:].replace("-", "_"))
     access = process_access()
+    if not os.environ[SETTING]:
+        os.environ[SETTING] = ANYWHERE if is_loopback(namespace.host) else ""
+    allowed_roots()
     host, coordinator = namespace.host, getattr(namespace, "coordinator", "")
     if not is_loopback(host) and access.gate is None:
         raise InvalidSpec(

@@ -23,15 +23,17 @@ from torch.distributed import BroadcastOptions
 
 from headway.errors import EpochBroken
 from headway.messages import EpochInvite
+from headway.ports import address_towards
 
 
 class Rendezvous:
-    """The sender's meeting point of one epoch: a store that listens on one address only."""
+    """A meeting point: a store that listens on one address only. `port` 0: a free one."""
 
-    def __init__(self, host: str, timeout_s: float) -> None:
+    def __init__(self, host: str, timeout_s: float, port: int = 0) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.bind((host, 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
         listener.listen(128)
         self.host = host
         self.port: int = listener.getsockname()[1]
@@ -175,13 +177,10 @@ _BACKENDS: dict[str, Callable[[Store, EpochInvite, timedelta, str], Any]] = {
 
 
 def _local_address(invite: EpochInvite) -> str:
-    """The address of this machine on the way to the store; sends nothing."""
+    """The address of this machine on the way to the store."""
     if invite.rank == 0:
         return invite.store_host
-    where = socket.getaddrinfo(invite.store_host, invite.store_port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(where[0], socket.SOCK_DGRAM) as probe:
-        probe.connect(where[4])
-        return str(probe.getsockname()[0])
+    return address_towards(invite.store_host, invite.store_port)
 
 
 def _first_line(error: BaseException) -> str:

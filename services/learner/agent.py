@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from headway.access.reach import allowed_roots, check_reach
 from headway.errors import HeadwayError
 from headway.jobs import ENDED
 from headway.jobspec import JobSpec, parse_job
@@ -126,6 +127,7 @@ class LearnerAgent:
         try:
             run_dir = run_path(self._settings.runs_dir, assignment.job_id).absolute()
             spec = parse_job(json.loads(assignment.spec_json))
+            check_reach(spec, allowed_roots())
             RunFolder(run_dir).create(spec)
         except (HeadwayError, OSError, ValueError) as error:
             kind = error.kind if isinstance(error, HeadwayError) else "invalid"

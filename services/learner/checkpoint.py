@@ -191,10 +191,18 @@ class Checkpointer:
             dist.barrier(self._group)
 
     def load(self, path: Path, state: dict[str, Any]) -> None:
-        """Fills `state` in place from a checkpoint; a collective over all ranks."""
+        """Fills `state`, tensors only, from a checkpoint; a collective over all ranks."""
         from torch.distributed.checkpoint.state_dict_loader import load
 
-        load(state, checkpoint_id=path, process_group=self._group, no_dist=self._group is None)
+        from services.learner.reader import TensorPlanner, TensorReader
+
+        load(
+            state,
+            storage_reader=TensorReader(path),
+            planner=TensorPlanner(),
+            process_group=self._group,
+            no_dist=self._group is None,
+        )
 
     def oldest(self) -> int:
         """The step of the oldest checkpoint kept: groups from it on may be needed again."""

@@ -30,7 +30,6 @@ from headway.weights.publisher import Publisher
 from headway.weights.snapshot import Offers, SharedFolder, SnapshotServer
 from services.learner import environment
 from services.learner.checkpoint import Checkpointer
-from services.learner.collective import COLLECTIVE_TIMEOUT
 from services.learner.crew import Crew, follow
 from services.learner.events import Events
 from services.learner.feeder import Feeder
@@ -40,6 +39,7 @@ from services.learner.recording import Recorder, Recording
 from services.learner.resume import find_start
 from services.learner.run_folder import RunFolder
 from services.learner.saver import Saver
+from services.learner.seat import seat
 from services.learner.status import Reporter
 from services.learner.train import CANCELLED, FAILED, RETRY, SUCCEEDED, RankSettings
 from services.learner.trainers import base_folder, build_trainer, device_of, load_base
@@ -210,21 +210,6 @@ async def or_stop(work: Coroutine[Any, Any, T], stopping: asyncio.Event) -> T:
     task.cancel()
     await asyncio.wait({task}, timeout=1.0)  # torch cannot be interrupted, and is not waited for
     raise Cancelled
-
-
-def seat(spec: JobSpec, settings: RankSettings) -> None:
-    """Makes this process a rank of the job's process group; returns when all have come."""
-    torch.manual_seed(spec.seed)
-    if settings.world == 1:
-        return
-    gpu = torch.cuda.is_available()
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if gpu else "gloo",
-        init_method=f"tcp://127.0.0.1:{settings.store_port}",
-        rank=settings.rank,
-        world_size=settings.world,
-        timeout=COLLECTIVE_TIMEOUT,
-    )
 
 
 def checkpointer(spec: JobSpec, folder: RunFolder) -> Checkpointer:

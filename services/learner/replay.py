@@ -90,7 +90,8 @@ async def _lead(
     spec: JobSpec, settings: RankSettings, run: RunFolder, target: RunFolder, limit: int | None
 ) -> None:
     from services.learner.crew import Crew
-    from services.learner.lead import checkpointer, seat
+    from services.learner.lead import checkpointer
+    from services.learner.seat import seat
     from services.learner.trainers import base_folder, build_trainer
 
     folder = base_folder(spec, settings)
@@ -142,7 +143,8 @@ async def _train(crew: Any, step: int, recorded: RecordedStep) -> dict[str, Any]
 
 def _follow(spec: JobSpec, settings: RankSettings, run: RunFolder) -> None:
     from services.learner.crew import follow
-    from services.learner.lead import checkpointer, seat
+    from services.learner.lead import checkpointer
+    from services.learner.seat import seat
     from services.learner.trainers import base_folder, build_trainer
 
     seat(spec, settings)

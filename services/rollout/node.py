@@ -15,6 +15,7 @@ from typing import Literal
 
 from redis.asyncio import Redis
 
+from headway.access.reach import allowed_roots, check_reach
 from headway.errors import (
     Conflict,
     EpochBroken,
@@ -152,6 +153,7 @@ class RolloutNode:
         """One job from the engine's start to its end on this node; errors become its status."""
         try:
             spec = parse_job(json.loads(post.assignment.spec_json))
+            check_reach(spec, allowed_roots())
             post.engine = await self._engines.engine_for(spec)
             post.runner = self._runner(post, spec, post.engine)
             self._set(post, "running", "")

@@ -1,7 +1,10 @@
 """Every door of a fleet with tokens: who gets in over HTTP and gRPC, and what the rest hear."""
 
 import json
+import subprocess
+import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 import httpx
@@ -15,10 +18,12 @@ from headway.access.tokens import TokenFile, add_token
 from headway.client import AsyncHeadwayClient, HeadwayClient
 from headway.errors import Forbidden, NoCapacity, Unauthorized
 from headway.pb import fleet_pb2, fleet_pb2_grpc, types_pb2
+from headway.ports import free_port
 from headway.rpc import channel
 from headway.web import make_app, serve_http
 from tests.support.fleet import SPEC, CoordinatorProcess, emptied, eventually, own_db
 
+ROOT = Path(__file__).parents[2]
 ROLES = ("admin", "user", "viewer", "service")
 NODE = fleet_pb2.Node(
     node_id="n1", role=types_pb2.ROLE_ROLLOUT, address="127.0.0.1:1", software_version="x"
@@ -217,3 +222,16 @@ async def test_without_tokens_a_page_on_the_web_gets_nothing():
         ):
             answer = await http.post("/v1/swallow", content=b"", headers=headers)
             assert answer.status_code == status, headers
+
+
+def test_the_ranks_of_a_job_meet_on_loopback_only():
+    port = str(free_port())
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.support.seated", rank, port],
+            cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        )
+        for rank in "01"
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=120)[0].strip() for rank in ranks]
+    assert said == ["['127.0.0.1'] 41", "['127.0.0.1'] 41"]
