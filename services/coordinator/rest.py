@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from headway.diagnosis import DEFAULT_LIMIT_S
-from headway.errors import InvalidSpec
+from headway.errors import InvalidSpec, Unavailable
 from headway.jobs import JOB_ID, JobRecord, check_job_id, record_to_dict
 from headway.journal import finite
 from headway.schemas import job_schema
@@ -23,6 +24,7 @@ from services.coordinator.fleet import Node
 from services.coordinator.stream import Feed, check_cursor, check_cursors, read_feed, stream
 from services.coordinator.waits import look_at
 
+MAX_STREAMS = 200
 _MAX_PAGE = 1000
 _MAX_KEY = 255
 _MAX_LIMIT_S = 1e6
@@ -129,10 +131,23 @@ def _add_journals(app: FastAPI, coordinator: Coordinator, stopping: asyncio.Even
         found = await read_feed(coordinator.journal(job_id), feed, start, limit)
         return JSONResponse({"rows": found, "next_after": found[-1]["id"] if found else after})
 
+    num_live = 0
+
+    async def counted(text: AsyncIterator[str]) -> AsyncIterator[str]:
+        nonlocal num_live
+        num_live += 1
+        try:
+            async for part in text:
+                yield part
+        finally:
+            num_live -= 1
+
     async def live(job_id: str, feeds: tuple[Feed, ...], after: str) -> Response:
         cursors = check_cursors(after, len(feeds))
         await _known(coordinator, job_id)
-        text = stream(coordinator, job_id, feeds, cursors, stopping)
+        if num_live >= MAX_STREAMS:  # each asks Redis four times a second
+            raise Unavailable(f"{MAX_STREAMS} streams are open: close some, or read in pages")
+        text = counted(stream(coordinator, job_id, feeds, cursors, stopping))
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(text, media_type="text/event-stream", headers=headers)
 

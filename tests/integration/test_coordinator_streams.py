@@ -2,16 +2,21 @@
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 
+import httpx
 import pytest
 
 from headway.client import HeadwayClient
 from headway.errors import NotFound, Unavailable
 from headway.jobspec import parse_job
+from headway.web import serve_http
+from services.coordinator import rest
+from services.coordinator.controller import Coordinator
+from services.coordinator.fleet import FleetRegistry
+from services.coordinator.store import JobStore
 from tests.support.coordinator import small_fleet
-from tests.support.fleet import (
-    SPEC,
-)
+from tests.support.fleet import SPEC, emptied, eventually, own_db
 
 
 async def test_a_stream_resumes_after_any_id_and_closes_at_the_end(client, nodes, http):
@@ -90,3 +95,34 @@ def test_the_blocking_client_when_nobody_is_there():
             list(client.follow("j", patience_s=0.0))
         with pytest.raises(NotFound):
             client.job("../fleet")
+
+
+async def test_more_streams_than_redis_should_be_asked_for_are_refused(redis_url, monkeypatch):
+    monkeypatch.setattr(rest, "MAX_STREAMS", 2)
+    stopping = asyncio.Event()
+    async with emptied(own_db(redis_url)) as redis:
+        coordinator = Coordinator(JobStore(redis), FleetRegistry(60.0))
+        await coordinator.submit(parse_job(SPEC), "j", None, queue=True)
+        app = rest.build_app(coordinator, stopping)
+        async with (
+            serve_http(app, "127.0.0.1", 0) as port,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http,
+        ):
+            async with AsyncExitStack() as open_streams:
+                read = []  # kept: a reader that is forgotten hangs up
+                for _ in range(2):
+                    answer = await open_streams.enter_async_context(
+                        http.stream("GET", "/v1/jobs/j/stream")
+                    )
+                    read.append(answer.aiter_lines())
+                    assert await anext(read[-1]) == "retry: 500"
+                refused = await http.get("/v1/jobs/j/stream")
+                assert refused.status_code == 503
+                assert "2 streams are open" in refused.json()["error"]["message"]
+            stopping.set()
+
+            async def free():
+                async with http.stream("GET", "/v1/jobs/j/stream") as answer:
+                    return answer.status_code == 200
+
+            await eventually(free)
