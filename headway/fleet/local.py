@@ -38,7 +38,8 @@ from headway.valkey import EmbeddedValkey
 
 _READY_TIMEOUT_S = 90.0
 _STOP_PATIENCE_S = 15.0
-_MAX_RESTARTS = 3
+_MAX_RESTARTS = 3  # of one process within
+_RESTARTS_WITHIN_S = 600.0
 # Chosen anew at each start, so that a node started again is another one to its peers, with no
 # failures of its predecessor held against it.
 _ANY_PORT = 0
@@ -76,7 +77,7 @@ class LocalFleet:
         self._children: list[Child] = []
         self._valkey: EmbeddedValkey | None = None
         self._valkey_record: ProcessRecord | None = None
-        self._valkey_restarts = 0
+        self._restarts: dict[str, list[float]] = {}  # monotonic times, by process
         self._redis_url = spec.redis_url or ""
         self._token_file, service_token = make_tokens(spec.state_dir)
         self._access_env = {
@@ -132,14 +133,13 @@ class LocalFleet:
         self._note(ready=True)
 
     def supervise(self, say: Callable[[str], None]) -> None:
-        """One look at the children: an ended one is started again, three times at most.
+        """One look at the children: an ended one is started again.
 
         The embedded Redis too, on its data. StartFailed when one ends too often.
         """
         if self._valkey is not None and not self._valkey.alive():
-            if self._valkey_restarts >= _MAX_RESTARTS:
+            if not self._may_restart("valkey"):
                 raise StartFailed("the embedded Redis server ended too often")
-            self._valkey_restarts += 1
             say("the embedded Redis server ended; starting it again on its data")
             self._start_valkey(self._valkey)
             self._note(ready=True)
@@ -148,11 +148,18 @@ class LocalFleet:
             if code is None:
                 continue
             words = f"{child.spec.name} ended with code {code}:\n{child.last_words()}"
-            if child.num_restarts >= _MAX_RESTARTS:
+            if not self._may_restart(child.spec.name):
                 raise StartFailed(words)
             say(f"{words}\nstarting {child.spec.name} again")
             child.restart()
             self._note(ready=True)
+
+    def _may_restart(self, name: str) -> bool:
+        """Notes one more start of a process; False when there were too many of late."""
+        now = time.monotonic()
+        recent = [at for at in self._restarts.get(name, ()) if now - at < _RESTARTS_WITHIN_S]
+        self._restarts[name] = [*recent, now]
+        return len(recent) < _MAX_RESTARTS
 
     def stop(self) -> None:
         """Ends all children, the last started first, Redis last. Safe to repeat."""
