@@ -29,6 +29,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def bare_peer(pipe: Any, port: int) -> None:
     group = WeightGroup.join(invite(port, 1))
     staging, buffer = Staging(), torch.empty(0, dtype=torch.uint8)
     while (order := pipe.recv()) is not None:
+        began = time.process_time()
         if isinstance(order, int):
             if buffer.numel() != order:
                 buffer = torch.zeros(order, dtype=torch.uint8)
@@ -73,7 +75,7 @@ def bare_peer(pipe: Any, port: int) -> None:
         else:
             staging.receive(group, order, "cpu")
             check_digests(order, staging.digests, "the peer")
-        pipe.send(None)
+        pipe.send(time.process_time() - began)
 
 
 def vllm_node(pipe: Any, model: str, job: JobSpec) -> None:
@@ -147,6 +149,15 @@ class Peer:
         self.process.join(60)
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Of one transfer: seconds, and CPU seconds of each side, which other work disturbs less."""
+
+    seconds: float
+    sender_cpu_s: float = 0.0
+    receiver_cpu_s: float = 0.0
+
+
 class Bare:
     """Bare broadcasts to a process of their own, and packed ones through the same group."""
 
@@ -157,17 +168,18 @@ class Bare:
         self._meeting = meeting
         self._tensor = torch.ones(num_bytes, dtype=torch.uint8)
 
-    def seconds(self) -> float:
+    def run(self) -> Cost:
         """One bare broadcast, until the other side has it."""
         return self.timed(self._tensor.numel(), lambda: self.group.broadcast(self._tensor))
 
-    def timed(self, order: Any, work: Callable[[], None]) -> float:
+    def timed(self, order: Any, work: Callable[[], None]) -> Cost:
         """One transfer, until the other side has it."""
         self._peer.pipe.send(order)
-        began = time.monotonic()
+        began, cpu = time.monotonic(), time.process_time()
         work()
-        self._peer.pipe.recv()
-        return time.monotonic() - began
+        cpu = time.process_time() - cpu
+        theirs = self._peer.pipe.recv()
+        return Cost(time.monotonic() - began, cpu, theirs)
 
     def close(self) -> None:
         """Ends both sides."""
@@ -182,8 +194,12 @@ def transfer(named: Mapping[str, Tensor], bare: Bare, repeats: int) -> Figures:
     turns = []
     for _ in range(repeats + 2):
         ours = bare.timed(manifest, lambda: send(bare.group, manifest, named, "cpu"))
-        turns.append((bare.seconds(), ours))
-    return compared(turns[2:], num_bytes(named), "transfer_s")
+        turns.append((bare.run(), ours))
+    figures = compared(turns[2:], num_bytes(named), "transfer_s")
+    for side in ("sender_cpu_s", "receiver_cpu_s"):
+        figures[side] = median([getattr(ours, side) for _, ours in turns[2:]])
+        figures[f"bare_{side}"] = median([getattr(bare, side) for bare, _ in turns[2:]])
+    return figures
 
 
 async def publish(fleet: Fleet, bare: Bare, repeats: int) -> Figures:
@@ -196,8 +212,8 @@ async def publish(fleet: Fleet, bare: Bare, repeats: int) -> Figures:
         for _ in range(repeats + 2):
             began = time.monotonic()
             reports.append(await fleet.publish())
-            ours = time.monotonic() - began
-            turns.append((bare.seconds(), ours))
+            ours = Cost(time.monotonic() - began)
+            turns.append((bare.run(), ours))
         figures[how] = compared(turns[2:], reports[-1].num_bytes, "publish_s")
         figures[how]["pause_s"] = median([r.pause_s for r in reports[2:]])
     return figures
@@ -272,15 +288,15 @@ async def fleet(trainer: FsdpTrainer, model: Path, job: JobSpec) -> AsyncIterato
         await asyncio.to_thread(node.close)
 
 
-def compared(turns: Sequence[tuple[float, float]], size: int, name: str) -> Figures:
-    """Medians of (bare, ours) seconds, and what they mean."""
-    bare_s, ours_s = (median(column) for column in zip(*turns, strict=True))
+def compared(turns: Sequence[tuple[Cost, Cost]], size: int, name: str) -> Figures:
+    """Medians of (bare, ours), and what they mean."""
+    bare_s, ours_s = (median([c.seconds for c in column]) for column in zip(*turns, strict=True))
     return {
         name: ours_s,
         "bare_s": bare_s,
         "mib_per_s": round(size / ours_s / 2**20),
         "bare_mib_per_s": round(size / bare_s / 2**20),
-        "ratio": round(statistics.median(bare / ours for bare, ours in turns), 3),
+        "ratio": round(statistics.median(bare.seconds / ours.seconds for bare, ours in turns), 3),
     }
 
 

@@ -22,6 +22,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from headway.errors import EpochBroken, HeadwayError, WeightMismatch
 from headway.messages import EpochInvite, WeightManifest
+from headway.weights import in_place
 from headway.weights.checkpoint import checkpoint_shapes, ties_embeddings
 from headway.weights.group import WeightGroup
 from headway.weights.landed import verify_landed
@@ -58,7 +59,7 @@ class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         self._group: WeightGroup | None = None
         self._staging = Staging()
         self._manifest: WeightManifest | None = None
-        self.num_landed = 0  # tensors that the last install found in the running model
+        self._in_place = False  # the next version can be written to where the last one is
         folder = self.model_config.model
         self._expected = checkpoint_shapes(folder)
         self._tied = ties_embeddings(folder)
@@ -175,7 +176,24 @@ class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         if self._manifest is None:
             raise WeightMismatch("there is no received version to compare the model with")
         sent = dict(self._staging.tensors())
-        self.num_landed = verify_landed(self.model, sent, self._manifest.version)
+        landed = verify_landed(self.model, sent, self._manifest.version)
+        self._in_place = in_place.can_write(self.model, sent, landed)
+
+    def write_in_place(self, version: int) -> bool:
+        """Installs the staged version without a reload; False: that needs one.
+
+        After an error a reload must follow, and does.
+        """
+        if not self._in_place or self._manifest is None or self._manifest.version != version:
+            return False
+        self._in_place = False
+        sent = dict(self._staging.tensors())
+        in_place.write(self.model, sent, self.model_config.dtype)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+        verify_landed(self.model, sent, version, in_place.VERIFIED_PART)
+        self._in_place = True
+        return True
 
     def _refresh_tied(self) -> None:
         """Processes again the layers that share another's parameter.

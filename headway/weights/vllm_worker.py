@@ -56,9 +56,11 @@ class WeightWorker:
         return _reply(poll)
 
     def headway_install(self, version: int) -> Reply:
-        """Loads the received version; generation must be paused. `landed`: tensors proved."""
+        """Loads the received version; generation must be paused. `in_place`: without a reload."""
 
         def install() -> Reply:
+            if self.weight_transfer_engine.write_in_place(version):
+                return {"in_place": True}
             try:
                 self.start_weight_update()
                 self.update_weights({"version": version})
@@ -67,7 +69,7 @@ class WeightWorker:
                 self._weight_update_active = False
                 self.weight_transfer_engine.abandon_update()
                 raise
-            return {"landed": self.weight_transfer_engine.num_landed}
+            return {"in_place": False}
 
         return _reply(install)
 

@@ -287,7 +287,10 @@ class FsdpTrainer:
         if self._rank == 0:  # a parameter's shape is the whole's, also when it is sharded
             shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
             places = self._room.lay_out(shapes, dtype)
-        return list(self._gather(lambda name, tensor: places[name].copy_(tensor)).items())
+        named = self._gather(lambda name, tensor: places[name].copy_(tensor))
+        # in the order in which they lie, which the conversion of names does not keep
+        lying = {name: named[name] for name in places if name in named}
+        return list((lying | named).items())
 
     @torch.no_grad()
     def _gather(self, copied: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ from services.rollout.vllm_setup import VllmConfig, build, set_environment
 __all__ = ["VllmConfig", "VllmEngine"]
 
 log = get_logger(__name__)
-_POLL_S = 0.03  # each poll takes the worker's time between two steps
+_POLL_S = 0.01  # an engine that samples answers between two steps
 
 
 class VllmEngine:
@@ -212,7 +212,7 @@ class VllmEngine:
             await translated(self._llm.pause_generation(mode="keep", clear_cache=False))
             started = time.monotonic()  # until here the step under way still sampled
             self._clock.change(held=True)
-            await self._call("headway_install", version)
+            done = await self._call("headway_install", version)
             await translated(self._llm.update_weight_version(str(version)))
             await translated(self._llm.resume_generation())
             self._version = version
@@ -220,7 +220,10 @@ class VllmEngine:
             self._clock.change(held=False)
             self._open.set()
             pause_s = time.monotonic() - started
-        log.info("weights installed", extra={"version": version, "pause_s": pause_s})
+        log.info(
+            "weights installed",
+            extra={"version": version, "pause_s": pause_s, "in_place": done["in_place"]},
+        )
         return InstallReport(version, digest, pause_s)
 
     async def _stop_sampling(self) -> None:

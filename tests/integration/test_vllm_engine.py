@@ -227,6 +227,24 @@ async def test_s015_weights_that_do_not_fit_are_named_and_stop_sampling(bench: B
     assert [c.oldest_version for c in await waiting] == [version]
 
 
+async def test_a_version_is_written_in_place_after_a_whole_reload(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="services.rollout.vllm_engine"):
+        await bench.publish()
+        with pytest.raises(WeightMismatch):
+            await bench.sender.publish(901, {"model.norm.weight": torch.zeros(64)})
+        for _ in range(5):
+            version = await bench.publish()
+    ways = [row.in_place for row in caplog.records if row.message == "weights installed"]
+    # what did not arrive as it should has touched nothing
+    assert ways == [True] * 6
+    completions = await bench.engine.generate("in place", PROMPT, 4, Sampling(max_tokens=24), 3)
+    for completion in completions:
+        assert [span.version for span in completion.spans] == [version]
+        check(bench, PROMPT, completion)
+
+
 async def test_s019_health_answers_while_many_requests_and_an_update_run(bench: Bench) -> None:
     engine = bench.engine
     sampling = Sampling(max_tokens=16, min_tokens=16)
