@@ -31,9 +31,11 @@ class GrpcDoor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         roles = grpc_roles(details.method)
         if handler is None or roles is None:
             return handler
-        metadata = dict(details.invocation_metadata or ())
+        metadata = details.invocation_metadata or ()
+        # One that stands twice is both, and so neither's value.
+        shown = ", ".join(_text(value) for name, value in metadata if name == _KEY)
         try:
-            self._gate.admit(_text(metadata.get(_KEY)), roles, "grpc")
+            self._gate.admit(shown, roles, "grpc")
         except HeadwayError as error:
             return _refusal(handler, error)
         return handler
@@ -107,5 +109,5 @@ def _refusal(handler: grpc.RpcMethodHandler, error: HeadwayError) -> grpc.RpcMet
     return grpc.unary_unary_rpc_method_handler(refuse)
 
 
-def _text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else bytes(value).decode("latin-1")
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else bytes(value).decode("latin-1")

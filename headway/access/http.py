@@ -57,17 +57,19 @@ class HttpDoor:
         """Ends the reading of a body as soon as it is, or says it is, too long."""
         limit = self._max_body_bytes
         declared = headers.get("content-length", "")
-        size = int(declared) if declared.isdecimal() else 0
+        size = 0
+
+        def check(num_bytes: int) -> None:
+            if num_bytes > limit:
+                raise HTTPException(413, f"a body has at most {limit} bytes here")
 
         async def measured() -> Message:
             nonlocal size
-            if size > limit:
-                raise HTTPException(413, f"a body has at most {limit} bytes here")
+            check(int(declared) if declared.isdecimal() else 0)
             message = await receive()
-            if message["type"] == "http.request" and not declared:
-                size += len(message.get("body", b""))
-                if size > limit:
-                    raise HTTPException(413, f"a body has at most {limit} bytes here")
+            # Counted whatever was declared: beside chunks the declaration does not hold.
+            size += len(message.get("body", b""))
+            check(size)
             return message
 
         return measured
@@ -96,9 +98,15 @@ def _name(url: str) -> str:
 
 
 def _headers(scope: Scope) -> dict[str, str]:
+    """What the door looks at. One that stands twice is both, and so neither's value."""
     wanted = (b"authorization", b"content-length", b"host", b"origin")
     pairs: list[tuple[bytes, bytes]] = scope["headers"]
-    return {name.decode(): value.decode("latin-1") for name, value in pairs if name in wanted}
+    found: dict[str, str] = {}
+    for key, value in pairs:
+        if key in wanted:
+            name, text = key.decode(), value.decode("latin-1")
+            found[name] = f"{found[name]}, {text}" if name in found else text
+    return found
 
 
 async def _refuse(send: Send, error: HeadwayError) -> None:

@@ -1,5 +1,6 @@
 """Every door of a fleet with tokens: who gets in over HTTP and gRPC, and what the rest hear."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from fastapi import FastAPI, Request
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from headway.access.gate import Gate
 from headway.access.process import Access
 from headway.access.tokens import TokenFile, add_token
 from headway.client import AsyncHeadwayClient, HeadwayClient
@@ -158,8 +160,8 @@ async def test_refusals_are_counted_and_no_token_is_logged(coordinator, tokens):
 # -- what the doors measure ------------------------------------------------------------
 
 
-def served() -> FastAPI:
-    app = make_app("test", lambda: True, max_body_bytes=100, access=Access())
+def served(gate: Gate | None = None) -> FastAPI:
+    app = make_app("test", lambda: True, max_body_bytes=100, access=Access(gate))
     app.state.seen = 0
 
     @app.post("/v1/swallow")
@@ -204,6 +206,37 @@ async def test_a_body_is_read_to_its_limit_and_no_further():
             assert (declared.status_code, app.state.seen) == (413, 0)
             chunked = await http.post(path, content=drip(50))
             assert chunked.status_code == 413
+
+
+async def raw(port: int, head: str, body: bytes = b"") -> bytes:
+    """The status line of the answer to a request as it stands."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head.replace("\n", "\r\n").encode("latin-1") + b"\r\n" + body)
+    line = await asyncio.wait_for(reader.readline(), 20)
+    writer.close()
+    return line.split()[1]
+
+
+async def test_heads_that_contradict_themselves(folder, tokens):
+    app = served(Gate(folder / "tokens.json"))
+    post = "POST /v1/swallow HTTP/1.1\nHost: a\n"
+    good, bad = f"Authorization: Bearer {tokens['user']}\n", "Authorization: Bearer bad\n"
+    chunks = b"5000\r\n" + b"x" * 0x5000 + b"\r\n0\r\n\r\n"
+    async with serve_http(app, "127.0.0.1", 0) as port:
+        assert await raw(port, post + good + "Content-Length: 0\n") == b"200"
+        for two in (good + bad, bad + good, good + good):
+            assert await raw(port, post + two + "Content-Length: 0\n") == b"401"
+        both = "Content-Length: 3\nTransfer-Encoding: chunked\n"
+        assert await raw(port, post + good + both, chunks) == b"413"
+        for path in (
+            "/healthz/../metrics",
+            "http://x/metrics",
+            "/healthz%2f..%2fmetrics",
+            "//healthz",
+        ):
+            assert await raw(port, f"GET {path} HTTP/1.1\nHost: a\n") == b"401"
+        for head in ("X: " + "y" * 200_000 + "\n", "X: y\n" * 50_000):
+            assert await raw(port, f"GET /healthz HTTP/1.1\nHost: a\n{head}") == b"400"
 
 
 async def test_without_tokens_a_page_on_the_web_gets_nothing():
