@@ -109,6 +109,11 @@ async def test_the_fleet_service_is_for_the_fleet(coordinator, tokens):
     assert await register(address, "") == "UNAUTHENTICATED"
     assert await register(address, tokens["admin"][:-1]) == "UNAUTHENTICATED"
     async with channel(address) as link:
+        twice = [("authorization", f"Bearer {tokens[role]}") for role in ("service", "admin")]
+        stub = fleet_pb2_grpc.FleetServiceStub(link)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Heartbeat(fleet_pb2.HeartbeatRequest(), timeout=5, metadata=twice)
+        assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
         health = health_pb2_grpc.HealthStub(link)
         answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
