@@ -28,8 +28,10 @@ import torch
 
 from headway.jobspec import AlgorithmSpec
 from headway.messages import Completion, Group, Ticket, VersionSpan
-from services.learner.batch import make_batch
+from services.learner.batch import Batch, label, make_batch
+from services.learner.credit import credit
 from services.learner.model import Policy, load_policy
+from services.learner.objective import Objective
 from services.learner.step import backward, make_share
 
 CPU = torch.device("cpu")
@@ -78,12 +80,18 @@ def make_groups(count: int, length: int, vocabulary: int) -> list[Group]:
     return groups
 
 
+def batch_of(groups: Sequence[Group]) -> Batch:
+    """Groups with their advantages, as the learner makes them."""
+    labelled = label(groups, 0, frozenset(), max_policy_lag=0)
+    return make_batch(labelled, credit(labelled, AlgorithmSpec(), list))
+
+
 def packed_step(policy: Policy, groups: Sequence[Group]) -> tuple[float, int]:
     """The learner's forward and backward pass; loss and input tokens run."""
-    algorithm = AlgorithmSpec()
-    share = make_share(make_batch(groups, 0, frozenset(), algorithm), CPU)
+    share = make_share(batch_of(groups), CPU)
     count = share.batch.num_tokens
-    recorded = backward(policy, share, len(share.rows), count, 1.0, algorithm, CPU)
+    objective = Objective(AlgorithmSpec())
+    recorded = backward(policy, share, len(share.rows), count, 1.0, objective, CPU)
     return recorded.loss, sum(len(row.tokens) for row in share.rows)
 
 
@@ -92,7 +100,7 @@ def padded_step(policy: Policy, groups: Sequence[Group]) -> tuple[float, int]:
     total, tokens = 0.0, 0
     count = sum(len(c.token_ids) for g in groups for c in g.completions)
     for group in groups:
-        batch = make_batch([group], 0, frozenset(), AlgorithmSpec())
+        batch = batch_of([group])
         ids = torch.tensor([s.prompt + s.completion for s in batch.samples])
         logits = policy.lm(
             input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False

@@ -13,29 +13,26 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from headway.errors import InvalidSpec
+from headway.jobspec_algorithm import AlgorithmSpec, CorrectionSpec, KlCtrlSpec, KlForm
+from headway.jobspec_section import Section
 from headway.precision import DtypeOrAuto
+from headway.rl import names
 from headway.yamls import load_yaml
 
-_END_OF_INTEGERS = 2**31
+__all__ = [
+    "AlgorithmSpec",
+    "CorrectionSpec",
+    "JobSpec",
+    "KlCtrlSpec",
+    "Section",
+    "load_job",
+    "parse_job",
+]
+
 Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Section(BaseModel):
-    """A frozen part of a job that refuses unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="after")
-    def _can_be_counted(self) -> Self:
-        # The ledger's scripts count in doubles, and data sets are indexed by machine words.
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            if isinstance(value, int) and value >= _END_OF_INTEGERS:
-                raise ValueError(f"{name} {value} is not below {_END_OF_INTEGERS}")
-        return self
 
 
 class ModelSpec(Section):
@@ -65,6 +62,14 @@ class DataSpec(Section):
     )
 
 
+class OverlongSpec(Section):
+    """A soft penalty for completions near max_tokens (DAPO)."""
+
+    enable: bool = False
+    len: int = Field(default=64, ge=1, description="tokens before max_tokens in which it grows")
+    penalty_factor: float = Field(default=1.0, gt=0, description="taken off at max_tokens")
+
+
 class RewardSpec(Section):
     """How completions are scored."""
 
@@ -72,30 +77,7 @@ class RewardSpec(Section):
     on_error: Literal["rescore", "drop_group", "fail"] = "drop_group"
     max_rescores: int = Field(default=2, ge=0)
     timeout_s: float = Field(default=10.0, gt=0, le=3600, description="limit for one item")
-
-
-class CorrectionSpec(Section):
-    """Correction of the off-policy distribution; see docs/algorithms.md."""
-
-    type: Literal["none", "tis", "icepop", "decoupled"] = "tis"
-    tis_cap: float = Field(default=2.0, gt=0, description="C in min(w, C)")
-    icepop_low: float = Field(default=0.5, gt=0)
-    icepop_high: float = Field(default=5.0, gt=0)
-
-
-class AlgorithmSpec(Section):
-    """Advantage, loss and lag."""
-
-    adv_estimator: Literal["grpo"] = "grpo"
-    norm_adv_by_std_in_grpo: bool = True
-    clip_ratio_low: float = Field(default=0.2, gt=0, lt=1)
-    clip_ratio_high: float = Field(default=0.2, gt=0)
-    clip_ratio_c: float | None = Field(default=3.0, gt=1, description="dual clip; null: off")
-    loss_agg_mode: Literal["token-mean"] = "token-mean"
-    rollout_correction: CorrectionSpec = CorrectionSpec()
-    dynamic_sampling: bool = Field(default=False, description="filter zero-variance groups")
-    max_policy_lag: int = Field(default=2, ge=0, description="eta; 0 is synchronous training")
-    on_late: Literal["wait", "mask", "drop"] = "wait"
+    overlong_buffer: OverlongSpec = OverlongSpec()
 
 
 class OptimSpec(Section):
@@ -122,6 +104,12 @@ class ActorSpec(Section):
         default="auto", description="auto: bfloat16 where the machine multiplies it, else float32"
     )
     gradient_checkpointing: bool = False
+    use_kl_loss: bool = Field(default=False, description="KL to the first weights in the loss")
+    kl_loss_coef: float = Field(default=0.001, ge=0)
+    kl_loss_type: KlForm = "k3"
+    entropy_coeff: float = Field(
+        default=0.0, ge=0, description="times the entropy, taken from the loss"
+    )
     num_ranks: int = Field(default=1, ge=1, description="training processes (FSDP2 when > 1)")
     max_nonfinite_steps: int = Field(default=3, ge=1, description="skipped steps before failure")
 
@@ -193,26 +181,40 @@ class JobSpec(Section):
                 f"actor.num_ranks {self.actor.num_ranks} does not divide the mini-batch of"
                 f" {mini} groups (actor.ppo_mini_batch_size or data.train_batch_size)"
             )
-        if self.rollout.n == 1:
-            raise ValueError(
-                "rollout.n is 1: algorithm.adv_estimator grpo compares completions of one prompt"
-                " and needs at least 2"
-            )
+        self._check_groups()
         longest = self.data.max_prompt_length + self.rollout.max_tokens
         if longest > self.model.max_model_len:
             raise ValueError(
                 f"data.max_prompt_length {self.data.max_prompt_length} + rollout.max_tokens"
                 f" {self.rollout.max_tokens} exceeds model.max_model_len {self.model.max_model_len}"
             )
-        low, high = (
-            self.algorithm.rollout_correction.icepop_low,
-            self.algorithm.rollout_correction.icepop_high,
-        )
-        if low >= high:
-            raise ValueError(f"rollout_correction.icepop_low {low} is not below icepop_high {high}")
         if self.rollout.max_nodes is not None and self.rollout.max_nodes < self.rollout.min_nodes:
             raise ValueError("rollout.max_nodes is below rollout.min_nodes")
         return self
+
+    def _check_groups(self) -> None:
+        n, name = self.rollout.n, self.algorithm.adv_estimator
+        if n == 1 and name not in names.WITHOUT_GROUPS and self.algorithm.custom is None:
+            raise ValueError(
+                f"rollout.n is 1: algorithm.adv_estimator {name} compares completions of one prompt"
+                " and needs at least 2"
+            )
+        if n == 1 and self.algorithm.dynamic_sampling:
+            raise ValueError(
+                "rollout.n is 1: algorithm.dynamic_sampling would filter every group, for one"
+                " completion has no variance"
+            )
+        overlong = self.reward.overlong_buffer
+        if overlong.enable and overlong.len > self.rollout.max_tokens:
+            raise ValueError(
+                f"reward.overlong_buffer.len {overlong.len} is more than rollout.max_tokens"
+                f" {self.rollout.max_tokens}"
+            )
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the learner holds the first weights as well, frozen, for a KL."""
+        return self.actor.use_kl_loss or self.algorithm.use_kl_in_reward
 
     @property
     def mini_batch_size(self) -> int:

@@ -28,7 +28,7 @@ trainer: {total_training_steps: 30}
 
 Graders are described in [graders.md](graders.md). Names follow verl and TRL where they have one.
 
-This page is made from `headway/jobspec.py` by `python -m headway.jobspec_docs`.
+This page is made from `headway/jobspec*.py` by `python -m headway.jobspec_docs`.
 """
 
 _RULES = """\
@@ -36,7 +36,20 @@ _RULES = """\
 
 - `actor.ppo_mini_batch_size` divides `data.train_batch_size`; `actor.num_ranks` divides the
   mini-batch.
-- `rollout.n` is at least 2: group-relative advantages compare completions of one prompt.
+- `rollout.n` is at least 2 unless the advantage is `reinforce_plus_plus`: others compare
+  completions of one prompt, and `dynamic_sampling` needs two that differ.
+- `remax` and `gae` are refused: rollout nodes sample no greedy completion, and the learner has no
+  critic.
+- `gspo`, `sapo` and `gmpo` are means over completions (`seq-mean-token-mean`);
+  `seq-mean-token-sum-norm` and `loss_scale_factor` come together; `clip_ratio_c` is `ppo_clip`'s;
+  `gamma` is `reinforce_plus_plus`'s; `norm_adv_by_std_in_grpo: false` is `grpo`'s.
+- `rollout_correction`: `proximal: bypass` leaves nothing to weigh or reject, so it goes with
+  `type: none` alone; `log_linear` goes with what is decided token by token; `rollout_rs` needs
+  `rs_high` (`geometric`: 0.99 to 1.01), and `rs_low` belongs to k1 forms.
+- `kl_ctrl.type: adaptive` needs `use_kl_in_reward`; `reward.overlong_buffer.len` is at most
+  `rollout.max_tokens`.
+- verl's `vanilla`, `geo_mean`, `low_var_kl`, `mse` and `kl` are taken for `ppo_clip`, `gmpo`, `k3`,
+  `k2` and `k1`. With `custom`, names are checked by the learner, which loads the file.
 - `data.max_prompt_length` + `rollout.max_tokens` is at most `model.max_model_len`, which is at
   most what the model was made for.
 - `actor.optim.betas` are at least 0 and below 1; whole numbers are below 2147483648.

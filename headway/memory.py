@@ -47,6 +47,7 @@ def learner_rank_memory(job: JobSpec, shape: ModelShape) -> PoolMemory:
     terms = {
         "master weights (float32)": 4 * shard,
         "compute copy": compute * shard if compute < 4 else 0,
+        "reference policy": compute * shard if job.needs_reference else 0,
         "gradients (float32)": 4 * shard,
         "AdamW moments (float32)": 8 * shard,
         "staging copy for publishing": _width(job.rollout.dtype) * params,

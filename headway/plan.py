@@ -190,7 +190,8 @@ def make_plan(job: JobSpec, machine: Machine, pools: Pools, runs_dir: Path) -> P
         problems.append(
             f"the run writes about {gib(needed)} to {runs_dir} and {gib(machine.free_disk)} is free"
         )
-    notes += _notes(machine, pools)
+    problems += _custom_problems(job)
+    notes += _notes(job, machine, pools)
     return Plan(
         job=job,
         machine=machine,
@@ -272,8 +273,20 @@ def _memory_problems(
     return problems
 
 
-def _notes(machine: Machine, pools: Pools) -> list[str]:
+def _custom_problems(job: JobSpec) -> list[str]:
+    custom = job.algorithm.custom
+    if custom is None or Path(custom).expanduser().is_file():
+        return []
+    return [f"algorithm.custom: there is no file {custom}"]
+
+
+def _notes(job: JobSpec, machine: Machine, pools: Pools) -> list[str]:
     notes = []
+    if job.algorithm.custom is not None:
+        notes.append(
+            f"the learner runs {job.algorithm.custom}: algorithm.adv_estimator"
+            f" {job.algorithm.adv_estimator} and policy_loss {job.algorithm.policy_loss} may be its"
+        )
     if machine.num_gpus:
         notes.append("this machine has GPUs: their memory is not checked here")
     if set(pools.learner_cores) & set(pools.rollout_cores):

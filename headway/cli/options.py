@@ -111,6 +111,10 @@ def read_job(path: Path, overrides: Sequence[str]) -> JobSpec:
     if job.data.source != "reasoning_gym":
         file = str(expand_user(job.data.name, "data.name").absolute())
         job = job.model_copy(update={"data": job.data.model_copy(update={"name": file})})
+    if job.algorithm.custom is not None:
+        own = str(expand_user(job.algorithm.custom, "algorithm.custom").absolute())
+        algorithm = job.algorithm.model_copy(update={"custom": own})
+        job = job.model_copy(update={"algorithm": algorithm})
     return job
 
 

@@ -15,7 +15,7 @@ from headway.rl.losses import clamped_log_ratio
 SUMS = (
     "tokens", "loss", "entropy", "ppo_kl", "clipped", "clipped_low",
     "rollout_kl", "rollout_k3", "weight", "weight_sq", "rejected", "probs_diff",
-    "sequences", "ppl_ratio",
+    "sequences", "ppl_ratio", "kl_loss", "weighted_entropy",
 )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ def describe(
         "model": {"path": spec.model.path, "folder": str(model), "sha256": model_sha256},
         "data": {**data, "digest": digest_of(data)},
         "job": {"sha256": spec.digest()},
+        "custom": _custom(spec.algorithm.custom),
     }
 
 
@@ -65,6 +66,14 @@ def learner(spec: JobSpec, trainer: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "compute_dtype": resolve_dtype(spec.actor.compute_dtype, on_gpu=on_gpu),
     }
+
+
+def _custom(path: str | None) -> dict[str, str] | None:
+    """A user's own file of advantages and losses, as it is now."""
+    file = None if path is None else Path(path).expanduser()
+    if file is None or not file.is_file():
+        return None
+    return {"path": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
 
 
 def versions() -> Mapping[str, str]:

@@ -40,19 +40,28 @@ def policy_head(
     targets: Targets,
     temperature: float,
     loss_of: LossOf,
+    entropy_weights: Tensor | None = None,
 ) -> HeadOutput:
     """log softmax(hidden Wᵀ / temperature) of the targets, and their loss.
 
     hidden [S, d], weight [V, d], bias [V] or None. Logits and softmax are float32.
     `loss_of` is called once a chunk, in order, with log-probs that want a gradient; it
-    must be a sum over tokens. While a chunk's logits exist their gradient goes straight
+    must be a sum over tokens; `entropy_weights` [T] times the tokens' entropies are taken from
+    that sum (an entropy bonus). While a chunk's logits exist their gradient goes straight
     into those of hidden and weight, so nothing is recomputed in the backward pass and at
     most `CHUNK_BYTES` of logits (times a few) are held.
     """
     loss, logprobs, entropy = cast(
         tuple[Tensor, Tensor, Tensor],
         _PolicyHead.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, bias, targets, temperature, loss_of, torch.is_grad_enabled()
+            hidden,
+            weight,
+            bias,
+            targets,
+            temperature,
+            loss_of,
+            entropy_weights,
+            torch.is_grad_enabled(),
         ),
     )
     return HeadOutput(loss, logprobs, entropy)
@@ -73,6 +82,7 @@ class _PolicyHead(torch.autograd.Function):
         targets: Targets,
         temperature: float,
         loss_of: LossOf,
+        entropy_weights: Tensor | None,
         wanted: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         grads = _Gradients(hidden, weight, bias) if wanted else None
@@ -92,14 +102,28 @@ class _PolicyHead(torch.autograd.Function):
             leaf = logits[source, target].requires_grad_(wanted)
             logprobs.append(leaf.detach())
             probs = logits.exp()
-            entropy.append(-torch.einsum("sv,sv->s", probs, logits)[source])
+            spread = -torch.einsum("sv,sv->s", probs, logits)  # entropy of each position
+            entropy.append(spread[source])
             with torch.enable_grad():
                 part = loss_of(leaf, slice(first, last))
             loss += part.detach()
+            bonus = None
+            if entropy_weights is not None:
+                bonus = torch.zeros_like(spread).index_add(0, source, entropy_weights[first:last])
+                loss -= (bonus * spread).sum()
             if grads is not None:
                 (slope,) = torch.autograd.grad(part, leaf)
+                if bonus is not None:  # -dH/dz = p (log p + H): an addition to p's own factor
+                    bonus = logits.add_(spread[:, None]).mul_((bonus / temperature)[:, None])
                 grads.add(
-                    probs, hidden[start:end], weight, start, source, target, slope, temperature
+                    probs,
+                    hidden[start:end],
+                    weight,
+                    start,
+                    source,
+                    target,
+                    slope / temperature,
+                    bonus,
                 )
         if grads is not None:
             grads.save(ctx)
@@ -117,6 +141,7 @@ class _PolicyHead(torch.autograd.Function):
             hidden,
             weight,
             bias,
+            None,
             None,
             None,
             None,
@@ -142,12 +167,14 @@ class _Gradients:
         source: Tensor,
         target: Tensor,
         slope: Tensor,
-        temperature: float,
+        bonus: Tensor | None,
     ) -> None:
-        """d logits = (Σ_t slope_t (onehot(target_t) - p)) / temperature; overwrites probs."""
-        slope = slope / temperature
+        """d logits = Σ_t slope_t (onehot(target_t) - p) + p bonus; overwrites probs.
+
+        slope [T] and bonus [S, V] are divided by the temperature.
+        """
         total = torch.zeros(probs.shape[0], device=probs.device).index_add(0, source, slope)
-        dlogits = probs.mul_(-total[:, None])
+        dlogits = probs.mul_(-total[:, None] if bonus is None else bonus.sub_(total[:, None]))
         dlogits.index_put_((source, target), slope, accumulate=True)
         if self.bias is not None:
             self.bias += dlogits.sum(dim=0)

@@ -39,6 +39,7 @@ from services.learner.metrics import (
 )
 from services.learner.parts import Batch, Parts
 from services.learner.recording import RecordedStep
+from services.learner.sampling_watch import SamplingWatch
 from services.learner.waits import WaitWatch
 from services.learner.watch import RewardWatch, RolloutMeter
 
@@ -83,6 +84,10 @@ class Loop:
             _task(self._waits.run(), "watchdog"),
             _task(watch.run(self._p.ledger, self._p.events), "reward watch"),
         ]
+        if spec.algorithm.dynamic_sampling:
+            rounds = spec.algorithm.max_num_gen_batches
+            sampling = SamplingWatch(spec.data.train_batch_size, rounds)
+            helpers.append(_task(sampling.run(self._p.ledger), "sampling watch"))
         try:
             await asyncio.wait({steps, stop, *helpers}, return_when=asyncio.FIRST_COMPLETED)
             if stop.done() and not steps.done():

@@ -54,12 +54,24 @@ class Policy(nn.Module):
         super().__init__()
         self.lm = lm
 
-    def forward(self, row: DeviceRow, temperature: float, loss_of: LossOf) -> HeadOutput:
-        """Loss, log-probs and entropy of the row's completion tokens."""
+    def forward(
+        self,
+        row: DeviceRow,
+        temperature: float,
+        loss_of: LossOf,
+        entropy_weights: Tensor | None = None,
+    ) -> HeadOutput:
+        """Loss, log-probs and entropy of the row's completion tokens; see `policy_head`."""
         hidden = self.hidden(row)
         head = self.lm.get_output_embeddings()
         return policy_head(
-            hidden[row.sources], head.weight, head.bias, row.targets, temperature, loss_of
+            hidden[row.sources],
+            head.weight,
+            head.bias,
+            row.targets,
+            temperature,
+            loss_of,
+            entropy_weights,
         )
 
     def hidden(self, row: DeviceRow) -> Tensor:

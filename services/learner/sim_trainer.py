@@ -23,7 +23,7 @@ from torch import Tensor
 from headway.errors import InvalidSpec
 from headway.jobspec import JobSpec
 from headway.messages import Group
-from services.learner.batch import make_batch
+from services.learner.batch import label
 from services.learner.trainer_settings import TrainerSettings
 
 SIZE = 64  # numbers in the model
@@ -48,12 +48,12 @@ class SimTrainer:
     ) -> dict[str, float]:
         """See `Trainer`. Takes `sim_step_s`."""
         began = time.monotonic()
-        batch = make_batch(groups, step, late, self._spec.algorithm)
+        labelled = label(groups, step, late, self._spec.algorithm.max_policy_lag)
         gradient = torch.zeros(SIZE, dtype=torch.float64)
         for i, group in enumerate(groups):
             place = i * self._world + self._rank + 1
             gradient += place * _gradient(group, step, group.ticket.ticket_id in late)
-        tokens = torch.tensor(float(batch.num_tokens), dtype=torch.float64)
+        tokens = torch.stack([item.lengths().sum() for item in labelled]).sum().double()
         if self._world > 1:
             dist.all_reduce(gradient)
             dist.all_reduce(tokens)

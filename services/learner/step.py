@@ -3,57 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from headway.jobspec import AlgorithmSpec
+from headway.jobspec import ActorSpec, CorrectionSpec
 from headway.rl import metrics
-from headway.rl.aggregate import token_mean
-from headway.rl.corrections import correct
-from headway.rl.losses import ppo_clip
+from headway.rl.aggregate import token_weights
+from headway.rl.names import Aggregation
 from headway.rl.packing import Row, Sample, pack
 from services.learner.batch import Batch
-from services.learner.head import HeadOutput
 from services.learner.model import DeviceRow, Policy
+from services.learner.objective import (
+    Objective,
+    Recorded,
+    RowLoss,
+    Share,
+    correction_of,
+    sequence_log_ratio,
+)
 from services.learner.sharding import last_backward
 
 ROW_TOKENS = 1024  # input tokens a row; one forward and backward pass each
 
 
-@dataclass(slots=True)
-class Share:
-    """A rank's share of a mini-batch on the device, with its rows packed."""
-
-    batch: Batch
-    rows: list[Row]
-    advantages: Tensor  # [T]
-    rollout_logprobs: Tensor  # [T]
-    mask: Tensor  # bool [T]
-    old_logprobs: Tensor | None = None  # [T] π_old when it is not the update's own π
-
-
-@dataclass(slots=True)
-class Recorded:
-    """What an update's rows said, over all T tokens of a share; filled row by row."""
-
-    logprobs: Tensor  # [T]
-    entropy: Tensor  # [T]
-    kept: Tensor  # bool [T]
-    clipped: Tensor  # bool [T]
-    clipped_low: Tensor  # bool [T]
-    loss: float = 0.0
-
-    @staticmethod
-    def empty(count: int, device: torch.device) -> Recorded:
-        """Zeros and falses."""
-        zeros = torch.zeros(count, device=device)
-        no = torch.zeros(count, dtype=torch.bool, device=device)
-        return Recorded(zeros, zeros.clone(), no, no.clone(), no.clone())
-
-
-def make_share(batch: Batch, device: torch.device, row_tokens: int = ROW_TOKENS) -> Share:
+def make_share(
+    batch: Batch,
+    device: torch.device,
+    row_tokens: int = ROW_TOKENS,
+    mode: Aggregation = "token-mean",
+) -> Share:
     """Packs a batch and moves it to the device."""
     return Share(
         batch=batch,
@@ -61,6 +40,7 @@ def make_share(batch: Batch, device: torch.device, row_tokens: int = ROW_TOKENS)
         advantages=batch.advantages.to(device),
         rollout_logprobs=batch.rollout_logprobs.to(device),
         mask=batch.mask.to(device),
+        weights=token_weights(mode, batch.sequences(device)),
     )
 
 
@@ -81,87 +61,60 @@ def recompute(
     logprobs = torch.zeros(len(share.mask), device=device)
     for row in _padded(share.rows, num_rows):
         placed = DeviceRow.of(row or dummy_row(), device)
-        out = policy(placed, temperature, lambda lp, _: lp.sum() * 0.0)
+        found = row_logprobs(policy, placed, temperature)
         if row is not None:
-            logprobs[placed.flat] = out.logprobs
+            logprobs[placed.flat] = found
     return logprobs
+
+
+@torch.no_grad()
+def row_logprobs(policy: Policy, row: DeviceRow, temperature: float) -> Tensor:
+    """log π of a row's tokens, [T of the row]; no gradient."""
+    return policy(row, temperature, _nothing).logprobs  # type: ignore[no-any-return]
+
+
+def correct_whole(share: Share, settings: CorrectionSpec, device: torch.device) -> None:
+    """Makes the correction of a share whose π_old is known, where it depends on completions."""
+    assert share.old_logprobs is not None
+    sampled = torch.where(share.mask, share.rollout_logprobs, share.old_logprobs)
+    sequences = share.batch.sequences(device)
+    share.correction = correction_of(settings, share.old_logprobs, sampled, sequences)
 
 
 def backward(
     policy: Policy,
     share: Share,
     num_rows: int,
-    global_count: int,
+    denominator: float,
     temperature: float,
-    algorithm: AlgorithmSpec,
+    objective: Objective,
     device: torch.device,
 ) -> Recorded:
     """Adds a share's gradients to the policy's and records what its tokens did.
 
-    The loss is the sum over this share divided by `global_count`, so that sums over
-    shares and ranks are the batch's token mean.
+    The loss is the weighted sum over this share divided by the global `denominator`
+    (`headway.rl.aggregate`), so that sums over shares and ranks are the batch's.
     """
     recorded = Recorded.empty(len(share.mask), device)
+    # where π_old is not this very pass, a ratio of completions needs π of all their tokens first
+    ahead = objective.algorithm.sequence_ratio and not share.on_policy
     for i, row in enumerate(_padded(share.rows, num_rows)):
-        last_backward(policy, i == num_rows - 1, device)
         placed = DeviceRow.of(row or dummy_row(), device)
+        before = row_logprobs(policy, placed, temperature) if ahead else None
+        last_backward(policy, i == num_rows - 1, device)
         if row is None:
-            out: HeadOutput = policy(placed, temperature, lambda lp, _: lp.sum() * 0.0)
-        else:
-            loss_of = _loss_of(share, placed.flat, global_count, algorithm, recorded)
-            out = policy(placed, temperature, loss_of)
-            recorded.logprobs[placed.flat] = out.logprobs
-            recorded.entropy[placed.flat] = out.entropy
-            recorded.loss += float(out.loss.detach())
-        out.loss.backward()  # type: ignore[no-untyped-call]
+            policy(placed, temperature, _nothing).loss.backward()
+            continue
+        ratio = (
+            None if before is None else sequence_log_ratio(objective, share, placed.flat, before)
+        )
+        loss_of = RowLoss(share, placed.flat, denominator, objective, recorded, ratio)
+        out = policy(placed, temperature, loss_of, loss_of.entropy_weights())
+        recorded.logprobs[placed.flat] = out.logprobs
+        recorded.entropy[placed.flat] = out.entropy
+        recorded.loss += float(out.loss.detach())
+        out.loss.backward()
     return recorded
-
-
-class _loss_of:
-    """The policy loss of one row's tokens, as the head asks for it chunk by chunk."""
-
-    def __init__(
-        self,
-        share: Share,
-        flat: Tensor,
-        global_count: int,
-        algorithm: AlgorithmSpec,
-        recorded: Recorded,
-    ) -> None:
-        self.share = share
-        self.flat = flat
-        self.global_count = global_count
-        self.algorithm = algorithm
-        self.recorded = recorded
-
-    def __call__(self, logprobs: Tensor, part: slice) -> Tensor:
-        share, settings = self.share, self.algorithm.rollout_correction
-        index = self.flat[part]
-        mask = share.mask[index]
-        now = logprobs.detach()
-        old = now if share.old_logprobs is None else share.old_logprobs[index]
-        # what a mask hides must not reach the gradient, not even as 0 * nan
-        sampled = torch.where(mask, share.rollout_logprobs[index], now)
-        chosen = correct(
-            settings.type,
-            old,
-            sampled,
-            tis_cap=settings.tis_cap,
-            icepop_low=settings.icepop_low,
-            icepop_high=settings.icepop_high,
-        )
-        policy_loss = ppo_clip(
-            logprobs,
-            chosen.proximal,
-            share.advantages[index],
-            clip_low=self.algorithm.clip_ratio_low,
-            clip_high=self.algorithm.clip_ratio_high,
-            dual_clip=self.algorithm.clip_ratio_c,
-        )
-        self.recorded.kept[index] = chosen.kept
-        self.recorded.clipped[index] = policy_loss.clipped
-        self.recorded.clipped_low[index] = policy_loss.clipped_low
-        return token_mean(chosen.weights * policy_loss.loss, mask, self.global_count)
 
 
 def sums_of(share: Share, recorded: Recorded) -> tuple[dict[str, float], float]:
@@ -177,10 +130,29 @@ def sums_of(share: Share, recorded: Recorded) -> tuple[dict[str, float], float]:
         len(share.batch.samples),
     )
     sums["loss"] = recorded.loss
+    sums["kl_loss"] = recorded.kl_loss
     sums["entropy"] = float(recorded.entropy[mask].double().sum())
+    weighted = recorded.entropy if share.weights is None else recorded.entropy * share.weights
+    sums["weighted_entropy"] = float(weighted[mask].double().sum())
     sums["clipped"] = float(recorded.clipped[mask].sum())
     sums["clipped_low"] = float(recorded.clipped_low[mask].sum())
     return sums, metrics.probs_diff_max(old, share.rollout_logprobs, mask)
+
+
+def loss_stats(sums: dict[str, float], divisor: float, actor: ActorSpec) -> dict[str, float]:
+    """The policy loss, and the loss's other terms where there are any, from added sums."""
+    stats = {"actor/pg_loss": sums["loss"]}
+    if actor.use_kl_loss:
+        stats["actor/kl_loss"] = sums["kl_loss"]
+        stats["actor/kl_coef"] = actor.kl_loss_coef
+        stats["actor/pg_loss"] -= actor.kl_loss_coef * sums["kl_loss"]
+    if actor.entropy_coeff > 0:
+        stats["actor/pg_loss"] += actor.entropy_coeff * sums["weighted_entropy"] / divisor
+    return stats
+
+
+def _nothing(logprobs: Tensor, part: slice) -> Tensor:
+    return logprobs.sum() * 0.0
 
 
 def _padded(rows: Sequence[Row], count: int) -> list[Row | None]:

@@ -18,17 +18,21 @@ from headway.jobspec import JobSpec
 from headway.messages import Group
 from headway.precision import resolve_dtype
 from headway.rl import metrics
-from headway.rl.flops import training_flops
 from headway.rl.lr import learning_rate
 from headway.weights.manifest import combined_digest, digest_of, tensor_bytes
 from headway.weights.packing import Room
-from services.learner.batch import make_batch
+from services.learner.custom import load_custom
 from services.learner.export import own_dtype, write_model
 from services.learner.machine import peak_flops
 from services.learner.masters import Masters
-from services.learner.model import Policy, decoder_shape, load_policy
+from services.learner.model import Policy, load_policy
+from services.learner.objective import Objective
+from services.learner.planning import Mini, Planner
+from services.learner.reference import load_reference
+from services.learner.reward_kl import KlController
 from services.learner.sharding import compute_dtype, own, place, whole
-from services.learner.step import Share, backward, make_share, recompute, sums_of
+from services.learner.step import backward, loss_stats, sums_of
+from services.learner.totals import Totals
 
 Stats = dict[str, float]
 
@@ -82,6 +86,7 @@ class FsdpTrainer:
         self, model_path: str | Path, spec: JobSpec, rank: int, world: int, device: torch.device
     ) -> None:
         """Loads the model. InvalidSpec when the folder or its architecture cannot be trained."""
+        load_custom(spec.algorithm)
         self._source = Path(model_path)
         self._spec = spec
         self._rank, self._world, self._device = rank, world, device
@@ -90,12 +95,20 @@ class FsdpTrainer:
             self._source, gradient_checkpointing=spec.actor.gradient_checkpointing
         )
         place(self._policy, self.compute_dtype, world, device)
+        self._objective = Objective(spec.algorithm, spec.actor)
+        self._totals = Totals(world, device)
+        self._kl_controller = KlController(spec.algorithm.kl_ctrl)
+        reference = None
+        if spec.needs_reference:
+            reference = load_reference(self._source, self.compute_dtype, world, device)
+        self._planner = Planner(
+            spec, self._policy, reference, self._kl_controller, self._totals, device
+        )
         self._masters: Masters | None = None
         if world == 1 and self.compute_dtype != torch.float32:
             self._masters = Masters(self._policy.lm, self.compute_dtype)
         self._held: Future[Any] | None = None
         self._room = Room()  # for the version to be sent
-        self._shape = decoder_shape(self._policy)
         self.peak_flops = peak_flops(device, self.compute_dtype)
         optim = spec.actor.optim
         self._parameters = (
@@ -128,53 +141,35 @@ class FsdpTrainer:
     ) -> Stats:
         """See `Trainer`. Updates: ppo_epochs over the mini-batches, in the batch's order."""
         spec = self._spec
-        size = spec.mini_batch_size // self._world
-        shares = [
-            make_share(make_batch(groups[i : i + size], step, late, spec.algorithm), self._device)
-            for i in range(0, len(groups), size)
-        ]
-        counts = [self._plan(share) for share in shares]
-        updates = len(shares) * spec.actor.ppo_epochs
-        if updates > 1 and spec.algorithm.rollout_correction.type != "none":
-            for share, (_, num_rows) in zip(shares, counts, strict=True):
-                share.old_logprobs = recompute(
-                    self._policy, share, num_rows, spec.rollout.temperature, self._device
-                )
+        plan = self._planner.plan(step, groups, late)
         lr = self._set_lr(step)
         rows = []
         for _ in range(spec.actor.ppo_epochs):
-            for share, (num_tokens, num_rows) in zip(shares, counts, strict=True):
-                rows.append(self._update(share, num_tokens, num_rows))
+            rows += [self._update(mini) for mini in plan.minis]
         stats = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
         stats["actor/skipped"] = max(row["actor/skipped"] for row in rows)
         stats["training/rollout_probs_diff_max"] = max(
             row["training/rollout_probs_diff_max"] for row in rows
         )
         stats["actor/lr"] = lr
-        stats |= self._batch_stats(shares)
+        stats |= plan.stats
         return {name: value for name, value in stats.items() if math.isfinite(value)}
 
-    def _plan(self, share: Share) -> tuple[int, int]:
-        """Tokens of a mini-batch over all ranks, and the passes every rank makes."""
-        (tokens,) = self._reduce([float(share.batch.num_tokens)])
-        (rows,) = self._reduce([float(len(share.rows))], dist.ReduceOp.MAX)
-        return int(tokens), int(rows)
-
-    def _update(self, share: Share, num_tokens: int, num_rows: int) -> Stats:
+    def _update(self, mini: Mini) -> Stats:
         """One optimiser update on a mini-batch, or none when it is not finite."""
         recorded = backward(
             self._policy,
-            share,
-            num_rows,
-            num_tokens,
+            mini.share,
+            mini.num_rows,
+            mini.divisor,
             self._spec.rollout.temperature,
-            self._spec.algorithm,
+            self._objective,
             self._device,
         )
-        part, largest = sums_of(share, recorded)
+        part, largest = sums_of(mini.share, recorded)
         names = sorted(metrics.SUMS)
-        sums = dict(zip(names, self._reduce([part[name] for name in names]), strict=True))
-        (largest,) = self._reduce([largest], dist.ReduceOp.MAX)
+        sums = dict(zip(names, self._totals.sum([part[name] for name in names]), strict=True))
+        (largest,) = self._totals.max([largest])
         norm = self._gradient_norm()
         finite = math.isfinite(sums["loss"]) and math.isfinite(float(norm))
         if finite:
@@ -185,7 +180,7 @@ class FsdpTrainer:
             self._refresh()
         self._optimizer.zero_grad(set_to_none=True)
         return {
-            "actor/pg_loss": sums["loss"],
+            **loss_stats(sums, mini.divisor, self._spec.actor),
             "actor/grad_norm": float(norm),
             "actor/skipped": 0.0 if finite else 1.0,
             "training/rollout_probs_diff_max": largest,
@@ -225,45 +220,6 @@ class FsdpTrainer:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         return lr
-
-    def _batch_stats(self, shares: Sequence[Share]) -> Stats:
-        batches = [share.batch for share in shares]
-        advantages = torch.cat([batch.completion_advantages for batch in batches])
-        sums = self._reduce(
-            [
-                float(advantages.sum()),
-                float(len(advantages)),
-                float(sum(batch.num_groups for batch in batches)),
-                float(sum(batch.num_flat for batch in batches)),
-                float(sum(batch.num_late for batch in batches)),
-                float(sum(batch.num_tokens for batch in batches)),
-                float(sum(len(row.tokens) for share in shares for row in share.rows)),
-                training_flops(self._shape, [row for share in shares for row in share.rows]) / 1e12,
-            ]
-        )
-        top, bottom = self._reduce(
-            [float(x.max()) if len(x) else -math.inf for x in (advantages, -advantages)],
-            dist.ReduceOp.MAX,
-        )
-        return {
-            "critic/advantages/mean": sums[0] / max(sums[1], 1.0),
-            "critic/advantages/max": top,
-            "critic/advantages/min": -bottom,
-            "training/zero_variance_ratio": sums[3] / max(sums[2], 1.0),
-            "training/late_tokens": sums[4],
-            "training/num_tokens": sums[5],
-            "training/packed_tokens": sums[6],
-            "perf/model_tflop": sums[7] * self._spec.actor.ppo_epochs,
-        }
-
-    def _reduce(
-        self, values: Sequence[float], op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
-    ) -> list[float]:
-        if self._world == 1:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self._device)
-        dist.all_reduce(tensor, op)
-        return [float(value) for value in tensor]
 
     def digest(self) -> str:
         """See `Trainer`. GPUs do not repeat bits: not worth a copy of all weights there."""
@@ -316,6 +272,8 @@ class FsdpTrainer:
             state["exp_avg"][name] = moments["exp_avg"]
             state["exp_avg_sq"][name] = moments["exp_avg_sq"]
             state["updates"][name] = moments["step"]
+        if self._spec.algorithm.kl_ctrl.type == "adaptive":
+            state["kl_ctrl"] = {"kl_coef": self._kl_controller.state}
         return state
 
     @torch.no_grad()

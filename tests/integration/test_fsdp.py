@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from services.learner.trainer import FsdpTrainer
-from tests.support.fsdp_ranks import CPU, LATE, batch, fsdp_job
+from tests.support.fsdp_ranks import ALGORITHMS, CPU, LATE, algorithm_stats, batch, fsdp_job
 from tests.support.tiny_model import build_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +80,16 @@ def test_ranks_agree_with_each_other_and_with_one(runs):
             assert two[name] == pytest.approx(one[name], abs=1e-5, rel=1e-4), name
     assert largest_gap(runs.before, runs.after_two_steps) > 1e-3
     assert largest_gap(runs.weights, runs.ranks[0]["weights"]) < 2e-6
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_algorithms_that_look_beyond_a_rank(runs, name):
+    assert runs.ranks[0]["algorithms"][name] == runs.ranks[1]["algorithms"][name]
+    alone = algorithm_stats(name, runs.model, 0, 1)
+    for one, two in zip(alone, runs.ranks[0]["algorithms"][name], strict=True):
+        assert one["actor/grad_norm"] > 0
+        for metric in one.keys() - {"training/packed_tokens"}:
+            assert two[metric] == pytest.approx(one[metric], abs=1e-5, rel=1e-3), metric
 
 
 def test_one_rank_s_nan_skips_the_update_on_all_s083(runs):

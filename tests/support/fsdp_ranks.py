@@ -34,6 +34,30 @@ def fsdp_job(model: Path) -> JobSpec:
     )
 
 
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "whole completions": {
+        "algorithm__policy_loss": "gspo",
+        "algorithm__rollout_correction__type": "none",
+        "actor__use_kl_loss": True,
+        "actor__entropy_coeff": 0.01,
+    },
+    "whole batch": {
+        "algorithm__adv_estimator": "reinforce_plus_plus_baseline",
+        "algorithm__loss_agg_mode": "seq-mean-token-mean",
+        "algorithm__rollout_correction__level": "sequence",
+        "algorithm__use_kl_in_reward": True,
+        "algorithm__kl_ctrl": {"type": "adaptive", "horizon": 100},
+    },
+}
+
+
+def algorithm_stats(name: str, model: Path, rank: int, world: int) -> list[dict[str, float]]:
+    """What the steps 0 and 1 say under an algorithm that looks beyond one token and one rank."""
+    spec = job(model, actor__ppo_mini_batch_size=2, actor__optim__lr=1e-3, **ALGORITHMS[name])
+    trainer = FsdpTrainer(model, spec, rank, world, CPU)
+    return [trainer.train_step(s, mine(s, rank, world), LATE) for s in (0, 1)]
+
+
 def batch(step: int) -> list[Group]:
     """Step 0: all ranks have work. Step 1: rank 1 of 2 has none in the first mini-batch,
     and nobody has any in the second. Step 2: as 0, but poisoned on one rank."""
@@ -74,6 +98,8 @@ def run(rank: int, world: int, model: Path, folder: Path) -> dict[str, Any]:
     resumed.load_state(state)
     seen["resumed_stats"] = resumed.train_step(1, mine(1, rank, world), LATE)
     seen["resumed"] = dict(resumed.weights())
+
+    seen["algorithms"] = {name: algorithm_stats(name, model, rank, world) for name in ALGORITHMS}
 
     trainer_module.compute_dtype = lambda wanted, device: torch.bfloat16  # type: ignore[assignment]
     half = FsdpTrainer(model, spec, rank, world, CPU)

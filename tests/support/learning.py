@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.jobspec import JobSpec, parse_job
+from headway.jobspec import AlgorithmSpec, JobSpec, parse_job
 from headway.messages import Completion, Group, Ticket, VersionSpan
+from services.learner.batch import Batch, label, make_batch
+from services.learner.credit import credit
 
 
 def job(model: Path, **changes: Any) -> JobSpec:
@@ -82,6 +84,12 @@ def random_groups(
             completions.append(completion(ids, reward, logprobs=logprobs))
         made.append(group(ticket_id, prompt, completions))
     return made
+
+
+def batch_of(groups: Sequence[Group], step: int = 0, late: Sequence[int] = ()) -> Batch:
+    """Groups as a trainer with the default algorithm makes them ready, at a lag of at most 2."""
+    labelled = label(groups, step, frozenset(late), max_policy_lag=2)
+    return make_batch(labelled, credit(labelled, AlgorithmSpec(), list))
 
 
 def padded_logprobs(lm: Any, samples: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Tensor:

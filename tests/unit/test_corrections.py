@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headway.rl import metrics
-from headway.rl.aggregate import token_mean
+from headway.rl.aggregate import aggregate
 from headway.rl.corrections import Kind, correct, lag_mask
 from headway.rl.losses import ppo_clip
 
@@ -75,7 +75,7 @@ def test_log_ratio_of_45_is_clamped():
 def test_a_correction_mask_keeps_the_denominator():
     c = correct("icepop", OLD, MU)
     values = c.weights * torch.ones(4, dtype=torch.float64)
-    mean = token_mean(values, torch.ones(4, dtype=torch.bool), 4)
+    mean = aggregate(values, torch.ones(4, dtype=torch.bool), None, 4)
     assert float(mean) == pytest.approx((1.0 + 3.0) / 4)  # not / 2
 
 

@@ -7,12 +7,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from headway.jobspec import AlgorithmSpec
 from headway.rl.flops import DecoderShape, training_flops
 from headway.rl.packing import Sample, pack
-from services.learner.batch import make_batch
 from services.learner.machine import memory_metrics, peak_flops
 from services.learner.metrics import mfu
 from services.learner.model import decoder_shape, load_policy
+from services.learner.objective import Objective
 from services.learner.step import backward, make_share
-from tests.support.learning import random_groups
+from tests.support.learning import batch_of, random_groups
 from tests.support.tiny_model import build_tiny_model
 
 CPU = torch.device("cpu")
@@ -30,11 +30,11 @@ def test_a_row_worked_out_by_hand():
 
 def test_products_are_as_many_as_torch_counts(tmp_path):
     policy = load_policy(build_tiny_model(tmp_path / "model", seed=3))
-    algorithm = AlgorithmSpec()
-    share = make_share(make_batch(random_groups(3, 4, seed=1), 0, frozenset(), algorithm), CPU, 40)
+    share = make_share(batch_of(random_groups(3, 4, seed=1)), CPU, 40)
+    objective = Objective(AlgorithmSpec())
     assert len(share.rows) > 1
     with FlopCounterMode(display=False) as counter:
-        backward(policy, share, len(share.rows), share.batch.num_tokens, 1.0, algorithm, CPU)
+        backward(policy, share, len(share.rows), share.batch.num_tokens, 1.0, objective, CPU)
     counted = counter.get_flop_counts()["Global"]
     products = sum(n for op, n in counted.items() if str(op) in ("aten.mm", "aten.addmm"))
     shape = decoder_shape(policy)

@@ -56,6 +56,21 @@ def test_values_and_gradients_equal_whole_logits(monkeypatch, chunk, with_bias):
         assert torch.allclose(mine.grad, other.grad, atol=1e-5)
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_entropy_bonus_and_its_gradient(monkeypatch, chunk):
+    monkeypatch.setattr(head_module, "CHUNK_BYTES", 4 * V * chunk)
+    bonus = torch.linspace(0.0, 2.0, T)
+    ours, theirs = tensors(), tensors()
+    out = policy_head(*ours, TARGETS, 0.7, loss_of, bonus)
+    loss, _, entropy = reference(*theirs, temperature=0.7)
+    loss = loss - (bonus * entropy).sum()
+    (3.0 * out.loss).backward()  # type: ignore[no-untyped-call]
+    (3.0 * loss).backward()
+    assert float(out.loss.detach()) == pytest.approx(float(loss.detach()), rel=1e-5)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine.grad, other.grad, atol=1e-4)
+
+
 def test_uniform_logits_by_hand():
     # weight 0: p = 1/11 everywhere; d loss / d bias_v = Σ_t (onehot - 1/11) for loss = Σ log p
     hidden, weight = torch.ones(1, D), torch.zeros(V, D)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.rl.aggregate import token_mean
+from headway.rl.aggregate import aggregate
 from headway.rl.losses import clamped_log_ratio, ppo_clip
 from headway.rl.lr import learning_rate
 
@@ -59,7 +59,7 @@ def test_log_ratio_clamps_and_has_no_gradient_beyond():
 
 def mean_and_gradient(values: Tensor, mask: Tensor, count: int) -> tuple[float, list[float]]:
     leaf = values.clone().requires_grad_(True)
-    out = token_mean(leaf, mask, count)
+    out = aggregate(leaf, mask, None, max(count, 1))
     out.backward()  # type: ignore[no-untyped-call]
     assert leaf.grad is not None
     return float(out.detach()), leaf.grad.tolist()
@@ -73,8 +73,8 @@ def test_token_mean_with_holes():
 
 def test_token_mean_of_parts_adds_up():
     values, mask = torch.arange(6.0), torch.tensor([1, 1, 0, 1, 0, 1], dtype=torch.bool)
-    parts = sum(float(token_mean(values[i : i + 2], mask[i : i + 2], 4)) for i in (0, 2, 4))
-    assert parts == float(token_mean(values, mask, 4)) == (0 + 1 + 3 + 5) / 4
+    parts = sum(float(aggregate(values[i : i + 2], mask[i : i + 2], None, 4)) for i in (0, 2, 4))
+    assert parts == float(aggregate(values, mask, None, 4)) == (0 + 1 + 3 + 5) / 4
 
 
 def test_masked_fillers_do_not_change_the_mean_s059():

