@@ -26,7 +26,7 @@ test: $(READY)  ## all tests that need no GPU
 test-gpu: $(READY)  ## the tests that need GPUs
 	$(BIN)/python -m pytest tests/gpu
 
-chaos: $(READY)  ## ten minutes of random kills, pauses and partitions
+chaos: $(READY)  ## random kills, pauses and partitions; then a kill of each process under vLLM
 	$(BIN)/python -m tests.chaos
 
 check: $(READY)  ## style, types, contracts

@@ -124,7 +124,7 @@ def main() -> None:
     cases = {
         "learner_bound": [Case(n, slow, fast * pool_s) for n in args.nodes],
         "rollout_bound": [Case(n, fast, slow * pool_s) for n in args.nodes],
-        "long_tail": [Case(4, fast, slow * pool_s, f"lognormal:{TOKENS}:1.0")],
+        "long_tail": [Case(4, fast, fast * pool_s, f"lognormal:{TOKENS}:1.0")],
     }
     answer: dict[str, Any] = {}
     for name, of_kind in cases.items():
