@@ -47,6 +47,7 @@ log = get_logger(__name__)
 _ADMIT_EVERY_S = 0.5  # how often joiners are looked for
 _POLL_S = 0.01
 _MAX_POLL_S = 0.1
+_LATE_SHARE = 0.05  # of a wait: how much longer it may be for the looks being apart
 _CANCEL_PATIENCE_S = 2.0
 _SAVE_PATIENCE_S = 60.0
 
@@ -167,8 +168,7 @@ class Loop:
 
     async def _take(self, step: int, stopping: asyncio.Event) -> Batch:
         """The step's batch in order."""
-        kept_alive = time.monotonic()
-        poll_s = _POLL_S
+        began = kept_alive = time.monotonic()
         while True:
             took = await patiently(lambda: self._p.ledger.take(step))
             if took.ticket_ids is not None:
@@ -184,8 +184,8 @@ class Loop:
                 kept_alive = time.monotonic()
             if self._publishing is not None and self._publishing.done():
                 self._publishing.result()  # a publish that failed ends the wait
-            await asyncio.sleep(poll_s)
-            poll_s = min(1.5 * poll_s, _MAX_POLL_S)
+            waited_s = time.monotonic() - began
+            await asyncio.sleep(min(max(_POLL_S, _LATE_SHARE * waited_s), _MAX_POLL_S))
         ids = took.ticket_ids
         payloads = await patiently(lambda: self._p.ledger.payloads(ids))
         groups = {k: unpack_group(data) for k, data in zip(ids, payloads, strict=True)}

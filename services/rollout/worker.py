@@ -32,6 +32,7 @@ from services.rollout.scoring import Scores
 from services.rollout.tickets import OUTCOMES, EventLog, TicketWork
 
 log = get_logger(__name__)
+_REFUSED_CLAIMS_PER_S = 40.0
 _LEAVE_S = 5.0  # for giving leases back when a job is left; then they expire
 
 
@@ -168,7 +169,12 @@ class JobRunner:
             if claimed.leases or await woken(self._wake, pause_s):
                 pause_s = self._settings.first_backoff_s
             else:
-                pause_s = min(2 * pause_s, self._settings.max_backoff_s)
+                pause_s = min(2 * pause_s, self._longest_pause_s())
+
+    def _longest_pause_s(self) -> float:
+        """Between claims that are refused: so that a whole fleet asks about so often a second."""
+        fair_s = self._num_members / _REFUSED_CLAIMS_PER_S
+        return max(self._settings.first_backoff_s, min(fair_s, self._settings.max_backoff_s))
 
     async def _claim(self, version: int, room: int) -> ClaimResult:
         return await patiently(lambda: self._ledger.claim(self._settings.node_id, version, room))
