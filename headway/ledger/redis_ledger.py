@@ -33,7 +33,7 @@ from headway.payloads import MAX_GROUP_BYTES, check_sizes, pack_ticket, unpack_t
 from headway.redis_client import address, command, headway_error
 
 _FIRST_PAYLOADS = 4
-_REPLY_BYTES = 1 << 20  # payloads are read in replies of about this size
+_REPLY_BYTES = 4 << 20  # payloads are read in replies of about this size
 
 
 class RedisLedger:

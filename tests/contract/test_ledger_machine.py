@@ -15,7 +15,7 @@ from headway.ledger.api import Lease, LedgerConfig
 from tests.support.ledger_machine import LedgerMachine
 
 
-@pytest.mark.parametrize(("server", "examples"), [("valkey", 60), ("redis", 20)])
+@pytest.mark.parametrize(("server", "examples"), [("valkey", 30), ("redis", 10)])
 def test_calls_and_crashes_in_any_order(
     server: str, examples: int, request: pytest.FixtureRequest
 ) -> None:

@@ -8,6 +8,8 @@ import signal
 
 import pytest
 
+from headway.codec import pack_group
+from headway.patience import patiently
 from tests.integration.test_learner_loop import Place, job
 from tests.support.mortal_rank import Death, MortalRanks
 from tests.support.scripted_node import ScriptedNode
@@ -173,3 +175,51 @@ async def test_steps_are_not_retraced_from_another_base_model(place, mortal, tmp
         code, status = await killed.place.lead(spec)
     assert (code, status.error_kind) == (1, "no_checkpoint")
     assert "the files of model.path have changed" in status.detail
+
+
+class UnevenNode(ScriptedNode):
+    """Every tenth ticket takes twenty rounds, the others one."""
+
+    def __init__(self, ledger):
+        super().__init__(ledger)
+        self.round = 0
+        self.working = []  # (round in which it is done, lease)
+
+    async def _serve_one(self):
+        self.round += 1
+        version = self.installed[-1]
+        claimed = await patiently(lambda: self.ledger.claim("scripted", version, limit=8))
+        for lease in claimed.leases:
+            long = lease.ticket.ticket_id % 10 == 3
+            self.working.append((self.round + 20 * long, lease))
+        done = [lease for due, lease in self.working if due <= self.round]
+        self.working = [item for item in self.working if item[0] > self.round]
+        for lease in done:
+            payload = pack_group(self.make(lease))
+            await patiently(lambda x=lease, p=payload: self.ledger.deliver(x, p))
+
+
+async def test_s027_s031_an_epoch_with_five_kills_is_one_epoch(place, mortal, model, job_id):
+    steps = 20  # of 2 prompts: two epochs of 20
+    spec = job(model, steps=steps, save_freq=10, lag=2)
+    spec = spec.model_copy(update={"data": spec.data.model_copy(update={"size": 20})})
+    killed = Killed(place(job_id), mortal, spec)
+    killed.node = UnevenNode(killed.place.ledger)
+    await killed.run(
+        Death("after take", 2),
+        Death("before commit", 4),
+        Death("mid-step", 6),
+        Death("after commit", 7),
+        Death("before the rename", 10),
+    )
+    samples = killed.place.rows("samples.jsonl")
+    assert [s["step"] for s in samples] == [1 + i // 2 for i in range(2 * steps)]
+    asked = [(s["data_epoch"], str(s["prompt"])) for s in samples]
+    assert len(set(asked)) == len(asked)  # none twice in an epoch
+    first = [s["ticket_id"] for s in samples if s["data_epoch"] == 0]
+    assert sorted(first) == list(range(20))  # the two long ones too
+    saved = [e["step"] for e in await killed.place.events() if e["kind"] == "checkpoint_saved"]
+    assert saved == [10, 20]  # each epoch's end once
+    assert all(row["lag/max"] <= 2 for row in killed.place.rows("metrics.jsonl"))
+    counts = await killed.place.ledger.counts()
+    assert counts.conserved and counts.consumed == 2 * steps

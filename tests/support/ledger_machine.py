@@ -29,11 +29,11 @@ CONFIGS = st.builds(
     LedgerConfig,
     batch_groups=st.integers(1, 3),
     max_policy_lag=st.integers(0, 3),
-    on_late=st.sampled_from(["wait", "mask", "drop"]),
+    on_late=st.sampled_from(["wait", "mask", "mask", "drop"]),
     lease_s=st.just(3600.0),
     max_attempts=st.integers(1, 3),
-    max_outstanding_groups=st.sampled_from([0, 3, 7]),
-    max_outstanding_bytes=st.sampled_from([40, 1 << 30]),
+    max_outstanding_groups=st.sampled_from([0, 0, 3, 7]),
+    max_outstanding_bytes=st.sampled_from([8, 40, 1 << 30]),
 )
 
 FATES = st.sampled_from(
@@ -68,16 +68,21 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def both(self, call: Call) -> Any:
         """Makes the call on both; checks answers, states and invariants."""
-        answers = [self.runner.run(outcome(call, s.ledger)) for s in (self.reference, self.server)]
-        assert timeless(answers[0]) == timeless(answers[1])
-        self.check()
-        return answers[1]
 
-    def check(self) -> None:
-        counts = self.counts()
-        states = [self.runner.run(stand.snapshot()) for stand in (self.reference, self.server)]
+        async def called() -> Any:
+            answers = [await outcome(call, s.ledger) for s in (self.reference, self.server)]
+            assert timeless(answers[0]) == timeless(answers[1])
+            await self.check()
+            return answers[1]
+
+        return self.runner.run(called())
+
+    async def check(self) -> None:
+        counts = [await s.ledger.counts() for s in (self.reference, self.server)]
+        assert counts[0] == counts[1]
+        states = [await s.snapshot() for s in (self.reference, self.server)]
         assert states[0] == states[1]
-        self.audit.check(states[1], counts)
+        self.audit.check(states[1], counts[1])
 
     def counts(self) -> Counts:
         """Both agree. Ends the leases whose time is up."""
@@ -101,18 +106,19 @@ class LedgerMachine(RuleBasedStateMachine):
     def a_late_call_arrives(self, which: int) -> None:
         self.both(self.late.pop(which % len(self.late)))
 
-    @initialize(config=CONFIGS)
+    @initialize(config=CONFIGS, steps=st.integers(0, 4), stragglers=st.integers(0, 3))
+    def begin(self, config: LedgerConfig, steps: int, stragglers: int) -> None:
+        """A job on its way, some of whose tickets take their time."""
+        self.open(config)
+        self.train(steps)
+        self.straggle(stragglers)
+        self.train(steps)
+
     def open(self, config: LedgerConfig) -> None:
         self.config = config.checked()
         self.audit = Audit(self.config)
         self.both(lambda ledger: ledger.open(config))
         self.both(lambda ledger: ledger.issue(tickets(0, 5)))
-
-    @rule(other=st.booleans())
-    def open_again(self, other: bool) -> None:
-        assert self.config is not None
-        longer = dataclasses.replace(self.config, lease_s=self.config.lease_s + other)
-        assert self.both(lambda ledger: ledger.open(longer)) == ("Conflict" if other else None)
 
     # -- the feeder ------------------------------------------------------------------
 
@@ -126,8 +132,12 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(node=st.sampled_from(NODES), age=st.integers(-1, 4), limit=st.integers(1, 4), fate=FATES)
     def claim(self, node: str, age: int, limit: int, fate: str) -> None:
         version = len(self.audit.batches) - age
+        call: Call = lambda ledger: ledger.claim(node, version, limit)  # noqa: E731
+        if fate == "twice":  # the first answer is lost, and the leases with it
+            self.both(call)
+            fate = "answered"
         before = self.counts()
-        claimed = self.sent(fate, lambda ledger: ledger.claim(node, version, limit))
+        claimed = self.sent(fate, call)
         if claimed == "LedgerViolation":
             assert version < 0 or version > len(self.audit.batches)
         elif claimed is not None:
@@ -146,15 +156,28 @@ class LedgerMachine(RuleBasedStateMachine):
         if claimed.leases and full:
             assert after.leased + after.delivered <= self.config.batch_groups
 
-    @rule(limit=st.integers(1, 6), kept=st.integers(0, 2), first=st.booleans())
-    def work(self, limit: int, kept: int, first: bool) -> None:
-        """A lively node claims at the newest version and delivers all but `kept`."""
+    @rule(limit=st.integers(1, 6), kept=st.integers(0, 2))
+    def work(self, limit: int, kept: int) -> None:
+        """A lively node claims at the newest version and delivers all but the first `kept`."""
+        for lease in self.start(limit)[kept:]:
+            assert (
+                self.both(lambda ledger, x=lease: ledger.deliver(x, b"delivered.")) or self.closed
+            )
+
+    @rule(num=st.integers(1, 3))
+    def straggle(self, num: int) -> None:
+        """Tickets start whose end is far."""
+        if num:
+            self.start(num)
+
+    def start(self, num: int) -> tuple[Lease, ...]:
+        assert self.config is not None
         version = len(self.audit.batches)
-        claimed = self.both(lambda ledger: ledger.claim("c", version, limit))
+        self.issue(self.config.batch_groups, 0, "answered")
+        claimed = self.both(lambda ledger: ledger.claim("c", version, num))
         self.leases += claimed.leases
-        done = claimed.leases[kept:] if first else claimed.leases[: len(claimed.leases) - kept]
-        for lease in done:
-            assert self.both(lambda ledger, x=lease: ledger.deliver(x, b"done")) or self.closed
+        leases: tuple[Lease, ...] = claimed.leases
+        return leases
 
     @precondition(lambda self: self.leases)
     @rule(
@@ -183,11 +206,28 @@ class LedgerMachine(RuleBasedStateMachine):
         some = tuple(self.leases[-num:]) if num else ()
         self.sent(fate, lambda ledger: ledger.renew("a", some))
 
+    @precondition(lambda self: self.leases)
+    @rule(back=st.integers(0, 6), how=st.sampled_from(["deliver", "fail", "release", "renew"]))
+    def overtaken(self, back: int, how: str) -> None:
+        """A node sleeps for longer than its lease, another takes over, the first one wakes."""
+        lease = self.leases[max(0, len(self.leases) - 1 - back)]
+        self.leases_end(None)
+        claimed = self.both(lambda ledger: ledger.claim("b", len(self.audit.batches), 4))
+        self.leases += claimed.leases
+        if how == "deliver":
+            assert self.both(lambda ledger: ledger.deliver(lease, b"too late")) is False
+        elif how == "renew":
+            assert self.both(lambda ledger: ledger.renew("a", [lease])) == ()
+        elif how == "fail":
+            assert self.both(lambda ledger: ledger.fail(lease, "too late")) is False
+        else:
+            assert self.both(lambda ledger: ledger.release(lease)) is False
+
     @rule(node=st.sampled_from([*NODES, None]))
     def leases_end(self, node: str | None) -> None:
         for stand in (self.reference, self.server):
             self.runner.run(stand.run_out(node))
-        self.check()
+        self.runner.run(self.check())
 
     # -- the learner -----------------------------------------------------------------
 
@@ -229,9 +269,41 @@ class LedgerMachine(RuleBasedStateMachine):
         if checkpoint == 0:
             del self.saved[1:]
 
-    @rule(back=st.integers(-1, 4))
-    def take_any_step(self, back: int) -> None:
-        step = max(0, len(self.audit.batches) - back)
+    @rule(num=st.integers(1, 4))
+    def train(self, num: int) -> None:
+        """Some steps of a fleet and a learner to which nothing happens."""
+        assert self.config is not None
+        for _ in range(0 if self.closed else 2 * num):
+            if self.position == len(self.audit.batches):
+                self.work(self.config.batch_groups, 0)
+            self.take("answered")
+            if self.took is not None:
+                self.commit("answered")
+
+    @rule(what=st.sampled_from(["open", "take", "commit", "trim"]), back=st.integers(-2, 4))
+    def confused_call(self, what: str, back: int) -> None:
+        """Of some other step, of other groups, with other settings: harmless or refused."""
+        committed, taken = self.counts().step, len(self.audit.batches)
+        if what == "open":
+            self.open_again(other=back < 1)
+        elif what == "take":
+            self.take_any_step(max(0, taken - back))
+        elif what == "commit":
+            self.commit_any_step(max(0, committed - back), committed, wrong=back % 2 == 0)
+        else:
+            ahead = committed + abs(back) + 1
+            assert self.both(lambda ledger: ledger.trim(ahead)) == "LedgerViolation"
+        assert (self.counts().step, len(self.audit.batches) - taken) in {
+            (committed, 0),
+            (committed, int(what == "take")),
+        }
+
+    def open_again(self, other: bool) -> None:
+        assert self.config is not None
+        same = dataclasses.replace(self.config, lease_s=self.config.lease_s + other)
+        assert self.both(lambda ledger: ledger.open(same)) == ("Conflict" if other else None)
+
+    def take_any_step(self, step: int) -> None:
         taken = len(self.audit.batches)
         answer = self.both(lambda ledger: ledger.take(step))
         if step > taken:
@@ -239,23 +311,13 @@ class LedgerMachine(RuleBasedStateMachine):
         elif step < taken and answer != "NotFound":
             assert answer.replayed and answer.ticket_ids == self.audit.batches[step][0]
 
-    @rule(back=st.integers(-2, 3), wrong=st.booleans())
-    def commit_any_step(self, back: int, wrong: bool) -> None:
-        """What a confused learner would say. Of the right ids only a repetition is meant here."""
-        committed = self.counts().step
-        step = max(0, committed - back)
+    def commit_any_step(self, step: int, committed: int, wrong: bool) -> None:
         if step == committed and not wrong:
             return
         batches = self.audit.batches
         ids = batches[step][0] if step < len(batches) and not wrong else (0, 0)
         answer = self.both(lambda ledger: ledger.commit(step, ids))
         assert answer in (None, "LedgerViolation")
-        assert self.counts().step == committed
-
-    @rule(ahead=st.integers(1, 3))
-    def trim_what_is_not_committed(self, ahead: int) -> None:
-        step = self.counts().step + ahead
-        assert self.both(lambda ledger: ledger.trim(step)) == "LedgerViolation"
 
     @precondition(lambda self: len(self.audit.batches) > 9)
     @rule()

@@ -18,7 +18,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import services.learner.lead  # noqa: F401 - what the server has imported, its forks have
+# What the server has imported, its forks have.
+import reasoning_gym  # noqa: F401
+import transformers.core_model_loading
+import transformers.models.llama.modeling_llama  # noqa: F401
+from huggingface_hub import save_torch_state_dict  # noqa: F401
+from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+
+import services.learner.lead  # noqa: F401
 from headway.ledger.redis_ledger import RedisLedger
 from headway.ports import free_port
 from headway.weights.publisher import Publisher
