@@ -322,8 +322,13 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.audit.batches) > 9)
     @rule()
     def close(self) -> None:
+        self.start(1)
         self.both(lambda ledger: ledger.close())
         self.closed = True
+        for lease in self.leases[-2:]:
+            assert not self.both(lambda ledger, x=lease: ledger.deliver(x, b"after the end"))
+        refused = self.both(lambda ledger: ledger.claim("a", len(self.audit.batches)))
+        assert refused == ClaimResult((), "closed")
 
     # -- the end ---------------------------------------------------------------------
 
