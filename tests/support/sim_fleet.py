@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -52,6 +52,7 @@ class FleetShape:
     lost_after_s: float = 4.0
     links: bool = False
     node_flags: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
 
 
 def sim_job(data: Path, **changes: Any) -> dict[str, Any]:
@@ -183,7 +184,7 @@ class SimFleet:
         if host != HOST:
             flags = ("--host", host, *flags)
         http_address = self.api_url if service == "coordinator" else f"http://{host}:{http_port}"
-        env = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        env = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **self.shape.env}
         spec = ChildSpec(
             name=name,
             argv=(*self.within(name), sys.executable, "-m", f"services.{service}", *flags),

@@ -62,6 +62,7 @@ class TwoPools(SimFleet):
         super().__init__(folder, replace(SHAPE, env={"HEADWAY_TOKEN": fleet}))
         self.token, _ = add_token(tokens, "user", "test")
         self.shape.env["HEADWAY_TOKENS"] = str(tokens.path)
+        self.shape.env["HEADWAY_ALLOW_PATHS"] = str(folder)  # where the job's data are
 
     def host_of(self, name: str) -> str:
         return THERE if name.startswith("rollout") else HERE
