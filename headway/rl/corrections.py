@@ -7,7 +7,7 @@ sequences after the sum.
 
 What is masked or rejected here leaves the numerator only: the mean keeps the count before,
 so `kept` must not shrink the denominator. Sequences are those of the mask before any
-rejection.
+rejection. A log-prob that is not a number is kept: no bound may hide it, the step is skipped.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def correct(
     if kind == "tis":
         return Correction(old, ratio.clamp(max=tis_cap), everything)
     if kind == "icepop":
-        kept = (ratio >= icepop_low) & (ratio <= icepop_high)
+        kept = ~((ratio < icepop_low) | (ratio > icepop_high))
         return Correction(old, torch.where(kept, ratio, torch.zeros_like(ratio)), kept)
     return Correction(old, ratio, everything)
 
@@ -120,9 +120,9 @@ def reject(
         over = {"seq_sum": sequences.sum, "seq_mean": sequences.mean, "seq_max": sequences.max}
         estimate = sequences.spread(over[level](estimate))
     if form != "k1":
-        return estimate <= high
+        return ~(estimate > high)
     ratio = estimate.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
-    kept: Tensor = (ratio >= (1 / high if low is None else low)) & (ratio <= high)
+    kept: Tensor = ~((ratio < (1 / high if low is None else low)) | (ratio > high))
     return kept
 
 

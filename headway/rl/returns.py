@@ -17,9 +17,8 @@ WHITEN_EPS = 1e-8
 
 def outcome_rewards(outcomes: Tensor, mask: Tensor) -> Tensor:
     """Token rewards [N, T]: the outcome [N] at the last unmasked token, zero elsewhere."""
-    position = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
-    last = torch.where(mask, position, -1).amax(dim=1, keepdim=True)
-    here = mask & (position == last)
+    after = mask.long().flip(1).cumsum(dim=1).flip(1)  # unmasked tokens from here on
+    here = mask & (after == 1)
     return torch.where(here, outcomes[:, None], torch.zeros_like(outcomes)[:, None])
 
 

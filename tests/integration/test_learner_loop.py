@@ -330,6 +330,22 @@ async def test_a_job_whose_rewards_all_fail_ends_with_the_reason(place, model, o
     assert place.rows("metrics.jsonl") == []  # no step was trained on a failed scoring
 
 
+async def test_a_job_whose_groups_never_differ_ends_after_its_rounds(place, model):
+    spec = job(model)
+    algorithm = spec.algorithm.model_copy(
+        update={"dynamic_sampling": True, "max_num_gen_batches": 3}
+    )
+    node = ScriptedNode(place.ledger)
+    node.filter_reason = "zero_variance"
+    async with node.serving():
+        code, status = await place.lead(spec.model_copy(update={"algorithm": algorithm}))
+    assert (code, status.error_kind) == (1, "job_failed")
+    assert (
+        f"too many to fill a batch of {BATCH} in algorithm.max_num_gen_batches = 3" in status.detail
+    )
+    assert len(node.delivered) >= 3 * BATCH
+
+
 async def test_bad_data_fails_at_once_and_says_so(place, model):
     spec = job(model)
     bad = spec.model_copy(update={"data": spec.data.model_copy(update={"name": "chain_summ"})})

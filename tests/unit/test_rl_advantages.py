@@ -108,6 +108,12 @@ def test_outcomes_go_to_the_last_unmasked_token():
     assert math.isnan(float(got[4, 0])) and got[4, 1:].tolist() == [0, 0, 0]
 
 
+def test_a_batch_without_any_token():
+    nothing = torch.zeros(2, 0, dtype=torch.bool)
+    rewards = outcome_rewards(torch.ones(2, dtype=F64), nothing)
+    assert rewards.shape == (2, 0) == discounted_returns(rewards, nothing).shape
+
+
 def test_returns_pass_over_holes():
     # gamma 1/2, outcome 8 at the end: 1 2 4 8; with a hole the second row has two steps
     rewards = outcome_rewards(torch.full((5,), 8.0, dtype=F64), MASK)

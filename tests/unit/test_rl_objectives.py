@@ -289,6 +289,16 @@ def test_rejections(rule: Rejection, low, high):
     assert found == {True, False}  # the bounds bite
 
 
+def test_no_bound_hides_what_is_not_a_number_s083():
+    nan, one = torch.tensor([math.nan], dtype=F64), torch.zeros(1, dtype=F64)
+    alone = Sequences(torch.ones(1, dtype=torch.bool), torch.zeros(1, dtype=torch.int64), 1)
+    for rule, _, high in RULES:
+        assert reject(rule, one, nan, high=high, sequences=alone).tolist() == [True]
+    for kind in ("tis", "icepop", "decoupled"):
+        for sequences_ in (None, alone):
+            assert correct(kind, one, nan, sequences=sequences_).weights.isnan().all()
+
+
 def test_geometric_bounds_are_those_of_the_field():
     assert CorrectionSpec(rollout_rs="geometric").rejection_bounds == (0.99, 1.01)
     # mean log-ratio ±0.005 stays, 0.011 goes, whatever single tokens do

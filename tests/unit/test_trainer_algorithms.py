@@ -21,7 +21,7 @@ from services.learner import step as step_module
 from tests.support.learning import completion, group, job, padded_logprobs, random_groups
 from tests.support.plain_step import Plain, kl, plain_step
 from tests.support.tiny_model import build_tiny_model
-from tests.support.trainers import trainer
+from tests.support.trainers import same, trainer, weights
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +246,17 @@ def test_empty_and_one_token_completions(model):
     assert plain["actor/pg_loss"] == pytest.approx(half["actor/pg_loss"] / 2, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["grpo", "opo", "reinforce_plus_plus"])
+def test_a_step_without_any_token_changes_nothing(model, name):
+    settings = {A + "adv_estimator": name, A + "use_kl_in_reward": True, "actor__use_kl_loss": True}
+    t = trainer(model, data__train_batch_size=1, **settings)
+    before = weights(t)
+    for reward in (1.0, None):
+        answers = [completion([], reward), completion([], 0.0)]
+        assert t.train_step(0, [group(0, [1, 2], answers)])["actor/skipped"] == 0.0
+    assert same(before, weights(t))
+
+
 CUSTOM = """
 from headway.rl.losses import PolicyLoss
 from headway.rl.registry import register_advantage, register_policy_loss
@@ -269,8 +280,8 @@ def test_a_file_of_one_s_own(model, groups, tmp_path):
     }  # fmt: skip
     mine = trainer(model, **settings).train_step(0, groups)
     known = {A + "adv_estimator": "reinforce_plus_plus", A + "policy_loss": "reinforce"}
-    same = trainer(model, **known).train_step(0, groups)
-    assert mine == pytest.approx(same, rel=1e-5, abs=1e-6)  # gamma 1: the outcome on every token
+    theirs = trainer(model, **known).train_step(0, groups)
+    assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-6)  # gamma 1: the outcome on every token
 
 
 @pytest.mark.parametrize(
