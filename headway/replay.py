@@ -15,23 +15,20 @@ from headway.jobspec import JobSpec
 from headway.report_data import Row, number_of
 from headway.report_svg import nice
 
-CHANGEABLE: Final = (
-    "algorithm.adv_estimator",
-    "algorithm.norm_adv_by_std_in_grpo",
-    "algorithm.clip_ratio_",  # low, high, c
-    "algorithm.loss_agg_mode",
-    "algorithm.rollout_correction.",
-    "actor.compute_dtype",
-    "actor.gradient_checkpointing",
-    "actor.max_nonfinite_steps",
-    "actor.optim.",
-    "actor.ppo_",  # mini_batch_size, epochs
-    "trainer.export",
+CHANGEABLE: Final = ("algorithm.", "actor.", "trainer.export")
+"""Beginnings of the keys that a replay may set, save for those in FIXED."""
+
+FIXED: Final = (
+    "algorithm.dynamic_sampling",
+    "algorithm.max_num_gen_batches",
+    "algorithm.max_policy_lag",
+    "algorithm.on_late",
+    "actor.num_ranks",
 )
-"""Keys, or beginnings of keys, that a replay may set."""
+"""What decided which groups there are, or how sums over ranks are rounded."""
 
 WITHOUT_EFFECT: Final = ("trainer.export", "actor.gradient_checkpointing", "actor.max_nonfinite")
-"""Of those, the ones that leave every bit as it is."""
+"""Of the changeable keys, the ones that leave every bit as it is."""
 
 DIGEST: Final = "actor/weights_digest"
 
@@ -90,12 +87,11 @@ def changes(run: JobSpec, replay: JobSpec) -> dict[str, tuple[Any, Any]]:
         if before.get(key) != after.get(key)
     }
     for key in found:
-        if not key.startswith(CHANGEABLE):
+        if key in FIXED or not key.startswith(CHANGEABLE):
             raise InvalidSpec(
                 f"{key} cannot be set in a replay: the recorded groups were made with"
-                f" {found[key][0]}. What can be set: algorithm.clip_ratio_*,"
-                " algorithm.rollout_correction.*, algorithm.norm_adv_by_std_in_grpo, actor.optim.*,"
-                " actor.ppo_*, actor.compute_dtype"
+                f" {found[key][0]}. What can be set is how they are trained on: algorithm.* and"
+                f" actor.*, except {', '.join(FIXED)}"
             )
     return found
 

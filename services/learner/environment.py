@@ -38,7 +38,7 @@ def describe(
         "model": {"path": spec.model.path, "folder": str(model), "sha256": model_sha256},
         "data": {**data, "digest": digest_of(data)},
         "job": {"sha256": spec.digest()},
-        "custom": _custom(spec.algorithm.custom),
+        "custom": custom_code(spec.algorithm.custom),
     }
 
 
@@ -68,7 +68,7 @@ def learner(spec: JobSpec, trainer: str) -> dict[str, Any]:
     }
 
 
-def _custom(path: str | None) -> dict[str, str] | None:
+def custom_code(path: str | None) -> dict[str, str] | None:
     """A user's own file of advantages and losses, as it is now."""
     file = None if path is None else Path(path).expanduser()
     if file is None or not file.is_file():

@@ -187,6 +187,7 @@ def _write_environment(
             "learner": environment.learner(spec, settings.trainer.kind),
             "model": {**first["model"], "folder": str(folder)},
             "data": first["data"],
+            "custom": environment.custom_code(spec.algorithm.custom),
             "job": {"sha256": spec.digest()},
         }
     )
@@ -223,6 +224,8 @@ def _elsewhere(run: RunFolder, target: RunFolder) -> list[str]:
         )
         if start[section].get(name) != here[section].get(name)
     ]
+    if any(start.get("custom") != here.get("custom") for start in run.starts()):
+        said.append("the code of algorithm.custom")
     return list(dict.fromkeys(said))
 
 

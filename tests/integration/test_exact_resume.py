@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from headway.codec import pack_group
 from headway.patience import patiently
+from headway.payloads import pack_group
 from tests.integration.test_learner_loop import Place, job
 from tests.support.mortal_rank import Death, MortalRanks
 from tests.support.scripted_node import ScriptedNode

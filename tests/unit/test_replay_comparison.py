@@ -28,6 +28,7 @@ def test_what_decides_how_groups_are_trained_on_may_change():
         "actor.optim.lr": (1e-6, 1e-5),
         "actor.ppo_epochs": (1, 2),
         "algorithm.clip_ratio_c": (3.0, None),
+        "algorithm.rollout_correction.proximal": ("recompute", "bypass"),  # follows from type
         "algorithm.rollout_correction.type": ("tis", "none"),
     }
 
