@@ -74,10 +74,15 @@ async def recorded(place, model):
 
 
 async def test_other_settings_on_the_same_data_are_compared(recorded, mortal):
-    changed = [("algorithm.rollout_correction.type", "none"), ("algorithm.clip_ratio_high", 0.9)]
+    changed = [
+        ("algorithm.rollout_correction.type", "none"),
+        ("algorithm.rollout_correction.proximal", "bypass"),
+        ("algorithm.clip_ratio_high", 0.9),
+    ]
     target, comparison = await replay(recorded, mortal, "unclipped", *changed)
     assert comparison["changed"] == {
         "algorithm.clip_ratio_high": [0.2, 0.9],
+        "algorithm.rollout_correction.proximal": ["recompute", "bypass"],
         "algorithm.rollout_correction.type": ["tis", "none"],
     }
     assert (comparison["verdict"], comparison["first_difference"]) == ("differs", 1)
