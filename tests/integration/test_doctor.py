@@ -30,6 +30,7 @@ async def test_a_stopped_node_is_named_with_its_ticket_by_the_watchdog_and_the_d
         named = f"step {step} waits for ticket {ticket_id} on node {STOPPED}, "
         assert event["message"].startswith(named) and event["waited_s"] >= 10
 
+        await eventually(lambda: told_of(fleet, ticket_id))
         command = ["doctor", "j", "--url", fleet.api_url, "--limit", "5"]
         capfd.readouterr()
         assert await asyncio.to_thread(run_command, command) == 1
@@ -69,6 +70,13 @@ async def stopped_at_work(fleet):
 async def held(fleet):
     view = await fleet.ledger("j").look()
     return [lease.ticket_id for lease in view.leases if lease.node_id == STOPPED]
+
+
+async def told_of(fleet, ticket_id):
+    """Whether the learner's wait has reached the coordinator, as the event has the journal."""
+    findings = (await fleet.client.waits("j"))["findings"]
+    waits = [f["text"] for f in findings if f["who"] == "learner"]
+    return any(f"waits for ticket {ticket_id} " in text for text in waits)
 
 
 async def waiting_for_groups(fleet):
