@@ -70,13 +70,21 @@ async def end_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancels tasks until all have ended; what they end with is not looked at.
 
     Once is not enough: `asyncio.wait_for` of Python 3.11, through which the Redis client
-    sends, drops a cancellation that meets the end of what it waits for.
+    sends, drops a cancellation that meets the end of what it waits for. Who is cancelled while
+    waiting here leaves no task behind either: that comes once all have ended.
     """
     pending = {task for task in tasks if not task.done()}
+    cancelled: asyncio.CancelledError | None = None
     while pending:
         for task in pending:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=0.2)
+        try:
+            await asyncio.wait(pending, timeout=0.2)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        pending = {task for task in pending if not task.done()}
+    if cancelled is not None:
+        raise cancelled
 
 
 def run(main: Callable[[Lifecycle], Awaitable[None]]) -> int:
