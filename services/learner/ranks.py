@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.jobs import ENDED
-from headway.malloc import KEEP_FREED
 from headway.ports import free_port
 from headway.telemetry import get_logger
 from services.learner.status import Status, parse_status
@@ -142,7 +141,6 @@ class Ranks:
             argv += ["--status-fd", str(status_fd)]
         available = len(cores) or max(1, (os.cpu_count() or 1) // spec.world)
         env = {
-            **KEEP_FREED,
             **os.environ,
             "HEADWAY_REDIS_URL": spec.redis_url,  # not on the command line: it may hold a password
             "OMP_NUM_THREADS": str(available),
