@@ -3,7 +3,7 @@
 The forward and backward pass see parameters in the compute dtype; the optimiser sees the
 masters. Each parameter's gradient is added to its master's as soon as a row's backward pass
 has made it, in float32, and is gone. Sharded ranks have FSDP2 for the same (`sharding.place`),
-whose buffers and copies cost a single rank a third of its step.
+whose buffers and copies cost a single rank a fifth of its step.
 """
 
 from __future__ import annotations
