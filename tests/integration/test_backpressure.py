@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
@@ -17,6 +19,7 @@ from tests.support.sim_fleet import FleetShape, SimFleet, eventually, sim_job
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STEPS, BATCH, LAG, SLOTS, NODES = 30, 8, 2, 2, 2
 OUTSTANDING = BATCH * (LAG + 2)
+HELD = 3 * SLOTS  # by a node: as many as it samples at once, and twice that on their way
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -61,6 +64,26 @@ async def tickets_held(fleet: SimFleet) -> list[int]:
     return held
 
 
+@asynccontextmanager
+async def standing_still(fleet: SimFleet, name: str) -> AsyncIterator[None]:
+    """Within it, these processes get no time."""
+    fleet.signal(name, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        fleet.signal(name, signal.SIGCONT)
+
+
+@asynccontextmanager
+async def memory_of_redis(fleet: SimFleet, limit: int) -> AsyncIterator[None]:
+    """Within it, Redis refuses writes beyond `limit` bytes."""
+    await command(fleet.redis, "CONFIG", "SET", "maxmemory", limit)
+    try:
+        yield
+    finally:
+        await command(fleet.redis, "CONFIG", "SET", "maxmemory", 0)
+
+
 async def settled(fleet: SimFleet, job_id: str) -> Counts:
     """The counts once nothing has moved for a while; what is said of them holds before too."""
     ledger = fleet.ledger(job_id)
@@ -78,7 +101,6 @@ async def settled(fleet: SimFleet, job_id: str) -> Counts:
 
 async def test_a_learner_that_stands_still(fleet):
     await start(fleet, "learner")
-    fleet.signal("rank", signal.SIGSTOP)
     ledger = fleet.ledger("learner")
 
     async def all_is_delivered() -> bool:
@@ -86,40 +108,35 @@ async def test_a_learner_that_stands_still(fleet):
         assert counts.issued + counts.leased + counts.delivered <= OUTSTANDING
         return counts.leased == 0 and await tickets_held(fleet) == [0] * NODES
 
-    await eventually(all_is_delivered)
-    fleet.signal("rank", signal.SIGCONT)
+    async with standing_still(fleet, "rank"):
+        await eventually(all_is_delivered)
     await finish(fleet, "learner")
 
 
 async def test_a_judge_that_stands_still(fleet):
     await start(fleet, "judge")
-    fleet.signal("reward", signal.SIGSTOP)
-    counts = await settled(fleet, "judge")
-    assert counts.leased > 0
-    for held in await tickets_held(fleet):
-        assert held <= 2 * SLOTS  # the leases of what waits are kept, and no more is claimed
-    fleet.signal("reward", signal.SIGCONT)
+    async with standing_still(fleet, "reward"):
+        counts = await settled(fleet, "judge")
+        assert counts.leased > 0
+        # the leases of what waits are kept, and no more is claimed
+        assert max(await tickets_held(fleet)) <= HELD
     await finish(fleet, "judge")
 
 
 async def test_a_redis_that_is_full_of_trained_groups_is_emptied_by_a_checkpoint(fleet):
     used = (await fleet.redis.info("memory"))["used_memory"]
-    await command(fleet.redis, "CONFIG", "SET", "maxmemory", used + (600 << 10))
-    try:
+    async with memory_of_redis(fleet, used + (600 << 10)):
         await start(fleet, "trained", trainer__save_freq=0)
         found = await finish(fleet, "trained")
-    finally:
-        await command(fleet.redis, "CONFIG", "SET", "maxmemory", 0)
     assert "store_full" in {event["kind"] for event in await fleet.events("trained")}
     assert found.counts.held_bytes < 600 << 10
 
 
 async def test_a_redis_that_is_full_of_other_things_is_waited_for(fleet):
     await start(fleet, "others")
-    await command(fleet.redis, "CONFIG", "SET", "maxmemory", 1)
-    counts = await settled(fleet, "others")
-    assert counts.step < STEPS and counts.conserved
-    assert counts.issued + counts.leased + counts.delivered <= OUTSTANDING
-    assert max(await tickets_held(fleet)) <= 2 * SLOTS
-    await command(fleet.redis, "CONFIG", "SET", "maxmemory", 0)
+    async with memory_of_redis(fleet, 1):
+        counts = await settled(fleet, "others")
+        assert counts.step < STEPS and counts.conserved
+        assert counts.issued + counts.leased + counts.delivered <= OUTSTANDING
+        assert max(await tickets_held(fleet)) <= HELD
     await finish(fleet, "others")
