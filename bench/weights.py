@@ -45,7 +45,8 @@ from headway.pb import rollout_pb2, rollout_pb2_grpc
 from headway.rpc import grpc_server
 from headway.weights.group import Rendezvous, WeightGroup
 from headway.weights.manifest import build_manifest, check_digests
-from headway.weights.publisher import Publisher, PublishReport
+from headway.weights.outcome import PublishReport
+from headway.weights.publisher import Publisher
 from headway.weights.snapshot import SnapshotServer
 from headway.weights.transfer import Staging, send
 from services.learner.crew import checked_finite

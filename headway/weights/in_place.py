@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.weights.landed import Tenant, tenants
+from headway.weights.landed import Tenant, ask, tenants
 
 VERIFIED_PART = 4  # of the places, one in so many is looked at after each version
+# whether a packed weight is a copy, by the method that packs it, dtype and shape
+_PACKED_APART: dict[tuple[type, torch.dtype, tuple[int, ...]], bool] = {}
 
 
 def can_write(model: Any, sent: Mapping[str, Tensor], landed: Collection[str]) -> bool:
@@ -55,13 +57,31 @@ def write(model: Any, sent: Mapping[str, Tensor], dtype: torch.dtype) -> None:
 def _pack(module: Any, sent: Tensor) -> None:
     """A linear layer of which vLLM keeps a packed form only."""
     gone = module.weight
-    # memory of its own: not every packed form is a copy, and the next version comes to the same
-    module.weight = torch.nn.Parameter(sent.to(gone.dtype, copy=True), requires_grad=False)
+    weight = sent.to(gone.dtype)
+    if weight is sent and not _is_packed_apart(module, sent):
+        weight = sent.clone()  # the next version comes to the memory of this one
     try:
-        module.quant_method.process_weights_after_loading(module)
+        _process(module, weight)
     except BaseException:
         module.weight = gone  # as a reload expects it
         raise
+
+
+def _is_packed_apart(module: Any, sent: Tensor) -> bool:
+    """Whether the packed form of such a weight is a copy of it: tried once for each shape."""
+    key = (type(module.quant_method), sent.dtype, tuple(sent.shape))
+    if key not in _PACKED_APART:
+        trial = torch.ones_like(sent)
+        _process(module, trial)
+        trial.zero_()
+        answer = ask(module, [0], sent.shape[1])
+        _PACKED_APART[key] = bool((answer == 1).all())
+    return _PACKED_APART[key]
+
+
+def _process(module: Any, weight: Tensor) -> None:
+    module.weight = torch.nn.Parameter(weight, requires_grad=False)
+    module.quant_method.process_weights_after_loading(module)
 
 
 def _is_packed(tenant: Tenant, heads: Collection[int]) -> bool:

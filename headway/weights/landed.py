@@ -95,7 +95,7 @@ def _compared(tenant: Tenant, sent: Tensor, version: int) -> tuple[Tensor, Tenso
         # vocabularies are padded at their end
         return getattr(tenant.module, tenant.leaf)[: sent.shape[0]], sent
     columns = _columns(sent.shape[1], version)
-    answer = _ask(tenant.module, columns, sent.shape[1])
+    answer = ask(tenant.module, columns, sent.shape[1])
     return answer[:, : sent.shape[0]], sent[:, columns].t()
 
 
@@ -113,7 +113,8 @@ def _columns(width: int, version: int) -> list[int]:
     return [(version + i * (width // _COLUMNS)) % width for i in range(_COLUMNS)]
 
 
-def _ask(module: Any, columns: list[int], width: int) -> Tensor:
+def ask(module: Any, columns: list[int], width: int) -> Tensor:
+    """What a linear layer answers to one-hot inputs: those columns of its weight, a row each."""
     reference = next(p for p in module.parameters(recurse=False))
     probe = torch.zeros(len(columns), width, dtype=reference.dtype, device=reference.device)
     probe[range(len(columns)), columns] = 1.0

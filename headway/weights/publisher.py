@@ -14,17 +14,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headway.errors import EpochBroken, HeadwayError, WeightMismatch
+from headway.errors import EpochBroken, WeightMismatch
 from headway.ledger.api import Member
 from headway.messages import InstallReport, WeightManifest
 from headway.telemetry import get_logger
-from headway.weights.catch_up import CatchUps, OnEvent, check_report, tell_missed, tell_refused
+from headway.weights.catch_up import CatchUps, OnEvent, tell_missed, tell_refused
 from headway.weights.epoch import Backend, Epoch, EpochSettings, MembersLost, common_backend
-from headway.weights.manifest import BUCKET_BYTES, build_manifest, combined_digest, spec_bytes
+from headway.weights.manifest import BUCKET_BYTES, build_manifest, combined_digest
 from headway.weights.members import MemberClient, wait_for_survivors
+from headway.weights.outcome import Outcome, PublishReport, judge, report_of, unable
 from headway.weights.roster import Key, Roster
 from headway.weights.snapshot import Offers, Staged
 
@@ -33,30 +34,6 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 _GRACE_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class PublishReport:
-    """What became of one version. By node id: its report, or why it has none."""
-
-    version: int
-    installed: Mapping[str, InstallReport]
-    lost: Mapping[str, str]
-    rejected: Mapping[str, str]
-    num_bytes: int
-    seconds: float
-
-    @property
-    def pause_s(self) -> float:
-        """The longest time that sampling stood still on a member."""
-        return max((report.pause_s for report in self.installed.values()), default=0.0)
-
-
-@dataclass(slots=True)
-class _Outcome:
-    installed: dict[str, InstallReport] = field(default_factory=dict)
-    lost: dict[str, str] = field(default_factory=dict)
-    rejected: dict[str, str] = field(default_factory=dict)
 
 
 class Publisher:
@@ -109,7 +86,7 @@ class Publisher:
             digest = combined_digest(spec.digest for spec in manifest.tensors)
             staged = Staged(manifest, named, digest)
             outcome = await self._broadcast_to(staged, await self._roster.announced())
-            report = _report(staged, outcome, started)
+            report = report_of(staged, outcome, started)
             if outcome.rejected and not outcome.installed and not outcome.lost:
                 raise WeightMismatch(next(iter(outcome.rejected.values())))
             await self._on_event(
@@ -158,7 +135,7 @@ class Publisher:
             if lacks and member.key not in spoken_for and self._roster.may_try(member):
                 self._catch_ups.begin(member, lambda: self._newest)
 
-    async def _broadcast_to(self, staged: Staged, announced: Sequence[Member]) -> _Outcome:
+    async def _broadcast_to(self, staged: Staged, announced: Sequence[Member]) -> Outcome:
         """Broadcasts to all that have a version; to everyone at first, when nobody has."""
         busy = self._catch_ups.busy
         free = [m for m in announced if m.key not in busy and self._roster.may_try(m)]
@@ -173,8 +150,8 @@ class Publisher:
 
     # -- one version, round by round until every member has it or is out
 
-    async def _deliver(self, staged: Staged, members: Sequence[Member]) -> _Outcome:
-        total = _Outcome()
+    async def _deliver(self, staged: Staged, members: Sequence[Member]) -> Outcome:
+        total = Outcome()
         waiting = {m.node_id: m for m in members}
         stalls = 0
         while waiting:
@@ -190,14 +167,14 @@ class Publisher:
             total.rejected.update(outcome.rejected)
         return total
 
-    async def _round(self, staged: Staged, members: Sequence[Member]) -> _Outcome:
-        outcome = _Outcome()
+    async def _round(self, staged: Staged, members: Sequence[Member]) -> Outcome:
+        outcome = Outcome()
         clients = [self._roster.client(m) for m in members]
         seated = [c for c in clients if c.member.transport == "broadcast"]
         epoch: Epoch | None = None
         if seated:
             backend = common_backend(self._settings.backends, [c.member for c in seated])
-            outcome.rejected = _unable(backend, seated)
+            outcome.rejected = unable(backend, seated)
             if outcome.rejected:
                 return outcome
             try:
@@ -220,7 +197,7 @@ class Publisher:
         try:
             await self._broadcast(epoch, staged, calls)
             for call, client in calls.items():
-                _judge(call, client, staged, outcome)
+                judge(call, client, staged, outcome)
         finally:
             for call in calls:
                 call.cancel()
@@ -271,7 +248,7 @@ class Publisher:
         if epoch is not None:
             epoch.close()
 
-    async def _settle(self, member: Member, outcome: _Outcome, staged: Staged) -> None:
+    async def _settle(self, member: Member, outcome: Outcome, staged: Staged) -> None:
         node_id, version = member.node_id, staged.manifest.version
         if node_id in outcome.installed:
             self._roster.installed(member, version, by_broadcast=True)
@@ -281,43 +258,3 @@ class Publisher:
         else:
             self._roster.missed(member)
             await tell_missed(self._on_event, member, version, outcome.lost[node_id])
-
-
-def _judge(
-    call: asyncio.Task[InstallReport], client: MemberClient, staged: Staged, outcome: _Outcome
-) -> None:
-    node_id = client.member.node_id
-    if not call.done():
-        outcome.lost[node_id] = "did not answer in time"
-        return
-    try:
-        report = call.result()
-        check_report(report, client.member, staged)
-    except WeightMismatch as error:
-        outcome.rejected[node_id] = str(error)
-    except EpochBroken:
-        pass  # a survivor of a broken epoch stays for the next round
-    except HeadwayError as error:
-        outcome.lost[node_id] = str(error)
-    else:
-        outcome.installed[node_id] = report
-
-
-def _report(staged: Staged, outcome: _Outcome, started: float) -> PublishReport:
-    return PublishReport(
-        staged.manifest.version,
-        outcome.installed,
-        outcome.lost,
-        outcome.rejected,
-        sum(spec_bytes(spec) for spec in staged.manifest.tensors),
-        time.monotonic() - started,
-    )
-
-
-def _unable(backend: Backend, seated: Sequence[MemberClient]) -> dict[str, str]:
-    return {
-        c.member.node_id: f"it offers {', '.join(c.member.backends) or 'no backend'}; the weight"
-        f" group needs {backend}: give it a torch with {backend}"
-        for c in seated
-        if backend not in c.member.backends
-    }

@@ -99,11 +99,14 @@ def _name(held: Held) -> str:
 
 
 def room(held: Iterable[Held], slots: int, share: int) -> int:
-    """Tickets that may be claimed now, with `slots` sampled at once and 3 x `slots` held in all.
+    """Tickets that may be claimed now: `slots` are sampled at once, and none is claimed while
+    twice that wait for their scores, so that fewer than 3 x `slots` are ever held.
 
     `share`: the node's part of what may be under way in the whole job, so that with a small
     lag the first node to come does not leave the others idle.
     """
     kept = list(held)
     sampling = sum(entry.sampling for entry in kept)
-    return max(0, min(min(slots, share) - sampling, 3 * slots - len(kept)))
+    if len(kept) - sampling >= 2 * slots:
+        return 0
+    return max(0, min(slots, share) - sampling)
