@@ -42,17 +42,30 @@ class DeviceRow:
         )
 
 
-class Policy(nn.Module):
+class Backbone(nn.Module):
+    """A language model, or its body alone, that runs packed rows."""
+
+    def __init__(self, lm: Any) -> None:
+        super().__init__()
+        self.lm = lm
+
+    def hidden(self, row: DeviceRow) -> Tensor:
+        """Last hidden states of a row, [L, d]."""
+        body = self.lm.base_model
+        output = body(
+            input_ids=row.tokens, position_ids=row.positions, use_cache=False, tree=row.tree
+        )
+        states: Tensor = output.last_hidden_state
+        return states[0]
+
+
+class Policy(Backbone):
     """A language model with the loss inside its forward pass.
 
     Everything that touches a weight happens in `forward`, so that FSDP, which gathers a
     module's weights around its forward and backward pass, needs no special case for the
     head.
     """
-
-    def __init__(self, lm: Any) -> None:
-        super().__init__()
-        self.lm = lm
 
     def forward(
         self,
@@ -73,15 +86,6 @@ class Policy(nn.Module):
             loss_of,
             entropy_weights,
         )
-
-    def hidden(self, row: DeviceRow) -> Tensor:
-        """Last hidden states of a row, [L, d]."""
-        body = self.lm.base_model
-        output = body(
-            input_ids=row.tokens, position_ids=row.positions, use_cache=False, tree=row.tree
-        )
-        states: Tensor = output.last_hidden_state
-        return states[0]
 
 
 def decoder_shape(policy: Policy) -> DecoderShape:

@@ -1,4 +1,4 @@
-"""Puts a policy on its device: whole on one rank, sharded by FSDP2 on several."""
+"""Puts a model on its device: whole on one rank, sharded by FSDP2 on several."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from headway.precision import DtypeOrAuto, resolve_dtype
-from services.learner.model import Policy
+from services.learner.model import Backbone
 
 
 def compute_dtype(wanted: DtypeOrAuto, device: torch.device) -> torch.dtype:
@@ -18,14 +18,14 @@ def compute_dtype(wanted: DtypeOrAuto, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def place(policy: Policy, dtype: torch.dtype, world: int, device: torch.device) -> None:
-    """Moves a float32 policy to its device; its parameters stay float32 masters.
+def place(model: Backbone, dtype: torch.dtype, world: int, device: torch.device) -> None:
+    """Moves a float32 model to its device; its parameters stay float32 masters.
 
     One rank has them whole. For several, FSDP2 casts them for compute, gathers and scatters,
     and adds gradients up in float32 across ranks: as sums, so the loss must already be divided.
     """
     if world == 1:
-        policy.to(device)
+        model.to(device)
         return
     mesh = init_device_mesh(device.type, (world,))
     mixed = MixedPrecisionPolicy(
@@ -33,12 +33,12 @@ def place(policy: Policy, dtype: torch.dtype, world: int, device: torch.device) 
     )
     # Host memory is plenty: gather once a row, not again for its backward pass.
     again = device.type != "cpu"
-    layers = set(getattr(policy.lm, "_no_split_modules", None) or ())
-    for module in policy.lm.modules():
+    layers = set(getattr(model.lm, "_no_split_modules", None) or ())
+    for module in model.lm.modules():
         if type(module).__name__ in layers:
             fully_shard(module, mesh=mesh, mp_policy=mixed, reshard_after_forward=again)
-    fully_shard(policy, mesh=mesh, mp_policy=mixed, reshard_after_forward=False)
-    for module in policy.modules():
+    fully_shard(model, mesh=mesh, mp_policy=mixed, reshard_after_forward=False)
+    for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from headway.errors import InvalidSpec
 from headway.jobspec import JobSpec
 from headway.messages import Group
 from headway.precision import resolve_dtype
 from headway.rl import metrics
-from headway.rl.lr import learning_rate
 from headway.weights.manifest import combined_digest, digest_of, tensor_bytes
 from headway.weights.packing import Room
 from services.learner.custom import load_custom
 from services.learner.export import own_dtype, write_model
 from services.learner.machine import peak_flops
-from services.learner.masters import Masters
 from services.learner.model import Policy, load_policy
 from services.learner.objective import Objective
+from services.learner.optimiser import Optimiser
 from services.learner.planning import Mini, Planner
 from services.learner.reference import load_reference
 from services.learner.reward_kl import KlController
@@ -104,32 +102,17 @@ class FsdpTrainer:
         self._planner = Planner(
             spec, self._policy, reference, self._kl_controller, self._totals, device
         )
-        self._masters: Masters | None = None
-        if world == 1 and self.compute_dtype != torch.float32:
-            self._masters = Masters(self._policy.lm, self.compute_dtype)
-        self._held: Future[Any] | None = None
         self._room = Room()  # for the version to be sent
         self.peak_flops = peak_flops(device, self.compute_dtype)
-        optim = spec.actor.optim
-        self._parameters = (
-            self._masters.parameters
-            if self._masters is not None
-            else dict(self._policy.lm.named_parameters())
+        self._optimiser = Optimiser(
+            self._policy.lm,
+            spec.actor.optim,
+            total_steps=spec.trainer.total_training_steps,
+            dtype=self.compute_dtype,
+            world=world,
+            device=device,
         )
-        self._optimizer = torch.optim.AdamW(
-            self._parameters.values(),
-            lr=optim.lr,
-            betas=optim.betas,
-            eps=optim.eps,
-            weight_decay=optim.weight_decay,
-            fused=True,
-        )
-        for parameter in self._parameters.values():  # so that a checkpoint has them from step 0
-            self._optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+        self._parameters = self._optimiser.parameters
 
     @property
     def policy(self) -> Policy:
@@ -142,7 +125,7 @@ class FsdpTrainer:
         """See `Trainer`. Updates: ppo_epochs over the mini-batches, in the batch's order."""
         spec = self._spec
         plan = self._planner.plan(step, groups, late)
-        lr = self._set_lr(step)
+        lr = self._optimiser.set_lr(step)
         rows = []
         for _ in range(spec.actor.ppo_epochs):
             rows += [self._update(mini) for mini in plan.minis]
@@ -170,56 +153,18 @@ class FsdpTrainer:
         names = sorted(metrics.SUMS)
         sums = dict(zip(names, self._totals.sum([part[name] for name in names]), strict=True))
         (largest,) = self._totals.max([largest])
-        norm = self._gradient_norm()
-        finite = math.isfinite(sums["loss"]) and math.isfinite(float(norm))
-        if finite:
-            gradients = list(self._parameters.values())
-            clip_grads_with_norm_(gradients, self._spec.actor.optim.grad_clip, norm)
-            self._wait_held()
-            self._optimizer.step()
-            self._refresh()
-        self._optimizer.zero_grad(set_to_none=True)
+        norm, applied = self._optimiser.update(sums["loss"])
         return {
             **loss_stats(sums, mini.divisor, self._spec.actor),
-            "actor/grad_norm": float(norm),
-            "actor/skipped": 0.0 if finite else 1.0,
+            "actor/grad_norm": norm,
+            "actor/skipped": 0.0 if applied else 1.0,
             "training/rollout_probs_diff_max": largest,
             **metrics.summarise(sums),
         }
 
     def hold(self, until: Future[Any]) -> None:
         """See `Trainer`."""
-        self._held = until
-
-    def _wait_held(self) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            wait([held])  # what it failed with is not the trainer's matter
-
-    def _refresh(self) -> None:
-        if self._masters is not None:
-            self._masters.refresh()
-
-    def _gradient_norm(self) -> Tensor:
-        """The norm over all ranks. A batch without gradient has zeros, and Adam still moves."""
-        for parameter in self._parameters.values():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-        return whole(get_total_norm(gradients))
-
-    def _set_lr(self, step: int) -> float:
-        optim = self._spec.actor.optim
-        lr = learning_rate(
-            step,
-            peak=optim.lr,
-            kind=optim.lr_scheduler_type,
-            warmup_steps=optim.lr_warmup_steps,
-            total_steps=self._spec.trainer.total_training_steps,
-        )
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        return lr
+        self._optimiser.hold(until)
 
     def digest(self) -> str:
         """See `Trainer`. GPUs do not repeat bits: not worth a copy of all weights there."""
@@ -265,13 +210,7 @@ class FsdpTrainer:
 
     def state(self) -> dict[str, Any]:
         """See `Trainer`. Loads at any number of ranks."""
-        state: dict[str, Any] = {"model": {}, "exp_avg": {}, "exp_avg_sq": {}, "updates": {}}
-        for name, parameter in self._parameters.items():
-            moments = self._optimizer.state[parameter]
-            state["model"][name] = parameter.detach()
-            state["exp_avg"][name] = moments["exp_avg"]
-            state["exp_avg_sq"][name] = moments["exp_avg_sq"]
-            state["updates"][name] = moments["step"]
+        state: dict[str, Any] = {**self._optimiser.state()}
         if self._spec.algorithm.kl_ctrl.type == "adaptive":
             state["kl_ctrl"] = {"kl_coef": self._kl_controller.state}
         return state
@@ -285,7 +224,7 @@ class FsdpTrainer:
                 raise InvalidSpec(f"the checkpoint is of another model: {kind} differs in names")
             for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name])
-        self._refresh()
+        self._optimiser.refresh()
 
     def export(self, path: Path) -> None:
         """See `Trainer`. Config and tokenizer are the source folder's."""
