@@ -1,8 +1,8 @@
 """The job's one finite clock: take → train → commit → stage → publish → checkpoint.
 
 Consumes delivered groups, produces weight versions. Waits for a step's groups and,
-before staging, for the publish before; is unblocked by deliveries. A publish and what
-is written down about a step run beside the next one; a checkpoint waits for the latter.
+before staging, for the publish before; is unblocked by deliveries. A publish (`outbox.py`)
+and what is written down about a step run beside the next one; a checkpoint waits for the latter.
 Every other task lives as long as the loop does: its end is an error.
 
 Step s (from 0) starts at version s and makes version s + 1. After a restart the
@@ -20,8 +20,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from headway.errors import TrainingDiverged
 from headway.lifecycle import end_tasks
 from headway.patience import patiently, store_is_full
@@ -37,6 +35,7 @@ from services.learner.metrics import (
     mean,
     mfu,
 )
+from services.learner.outbox import Outbox
 from services.learner.parts import Batch, Parts
 from services.learner.recording import RecordedStep
 from services.learner.sampling_watch import SamplingWatch
@@ -44,7 +43,6 @@ from services.learner.waits import WaitWatch
 from services.learner.watch import RewardWatch, RolloutMeter
 
 log = get_logger(__name__)
-_ADMIT_EVERY_S = 0.5  # how often joiners are looked for
 _POLL_S = 0.01
 _MAX_POLL_S = 0.1
 _LATE_SHARE = 0.05  # of a wait: how much longer it may be for the looks being apart
@@ -65,13 +63,12 @@ class Loop:
         self._start = start
         self._published = published
         self._nonfinite = nonfinite  # skipped steps in a row
-        self._publishing: asyncio.Task[None] | None = None
-        self._publish_s = 0.0
         self._to_record: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._recording: asyncio.Task[None] | None = None
         self._meter = RolloutMeter(parts.ledger)
         self._row_at = 0.0
         self._waits = WaitWatch(parts.spec, parts.ledger, parts.events, parts.reporter)
+        self._outbox = Outbox(parts, self._waits)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Returns when all steps are done. Cancelled after `stopping`; else what went wrong."""
@@ -81,7 +78,7 @@ class Loop:
         stop = asyncio.create_task(stopping.wait(), name="stop")
         helpers = [
             _task(self._p.feeder.run(), "feeder"),
-            _task(self._admit(), "admit"),
+            _task(self._outbox.admit(), "admit"),
             _task(self._waits.run(), "watchdog"),
             _task(watch.run(self._p.ledger, self._p.events), "reward watch"),
         ]
@@ -105,7 +102,7 @@ class Loop:
                     await self._save_if_cheap()
                 raise Cancelled
         finally:
-            await end_tasks([steps, stop, *helpers, *filter(None, [self._publishing])])
+            await end_tasks([steps, stop, *helpers, *filter(None, [self._outbox.sending])])
             if (recording := self._begin_recording()) is not None:
                 await asyncio.wait({recording}, timeout=_CANCEL_PATIENCE_S)
                 await end_tasks([recording])
@@ -117,10 +114,9 @@ class Loop:
     async def _steps(self, stopping: asyncio.Event) -> None:
         clock = time.monotonic
         if self._start >= self._published:
-            await self._send(self._start)
-            if self._publishing is not None:
-                with self._waits.on("publish", self._start):
-                    await self._publishing  # there is nothing to overlap it with
+            await self._outbox.stage(self._start)
+            with self._waits.on("publish", self._start):
+                await self._outbox.sent()  # there is nothing to overlap it with
         self._row_at = clock()
         self._p.crew.busy.start(self._row_at)
         await self._meter.read()
@@ -139,24 +135,24 @@ class Loop:
             await patiently(lambda s=step, t=took: self._p.ledger.commit(s, t.ticket_ids or ()))  # type: ignore[misc]
             self._p.reporter.update(step=step + 1)
             if step + 1 >= self._published:
-                await self._send(step + 1)
+                await self._outbox.stage(step + 1)
             at_stage = clock()
             timing = {
                 "timing_s/take": at_take - began,
                 "timing_s/train": at_train - at_take,
                 "timing_s/stage": at_stage - at_train,
-                "timing_s/publish": self._publish_s,
+                "timing_s/publish": self._outbox.seconds,
             }
             await self._recorded()
             row = {**metrics, **timing, **self._tempo(batch)}
             self._to_record = partial(self._record, step, batch, row)
             with self._waits.on("checkpoint", step):
                 if self._p.saver.is_due(step + 1):
+                    self._outbox.begin()
                     await self._recorded()
                 await self._p.saver.after_step(step + 1, self._p.feeder.cursor, self._nonfinite)
         await self._recorded()
-        if self._publishing is not None:
-            await self._publishing
+        await self._outbox.sent()
 
     async def _save_if_cheap(self) -> None:
         """A cancelled job's last state, unless that would keep the user waiting."""
@@ -173,6 +169,7 @@ class Loop:
             took = await patiently(lambda: self._p.ledger.take(step))
             if took.ticket_ids is not None:
                 break
+            self._outbox.begin()
             self._begin_recording()
             if stopping.is_set():
                 raise Cancelled
@@ -182,8 +179,7 @@ class Loop:
             if time.monotonic() - kept_alive > IDLE_EVERY_S:
                 await self._p.crew.idle()
                 kept_alive = time.monotonic()
-            if self._publishing is not None and self._publishing.done():
-                self._publishing.result()  # a publish that failed ends the wait
+            self._outbox.check()  # a publish that failed ends the wait
             waited_s = time.monotonic() - began
             await asyncio.sleep(min(max(_POLL_S, _LATE_SHARE * waited_s), _MAX_POLL_S))
         ids = took.ticket_ids
@@ -193,6 +189,7 @@ class Loop:
 
     async def _train(self, step: int, batch: Batch) -> dict[str, Any]:
         """One optimiser step. A skipped one still makes a version: the same weights again."""
+        self._outbox.begin()
         self._begin_recording()
         metrics, digest = await self._p.crew.train(step, batch.groups, batch.took.late)
         skipped = bool(metrics["actor/skipped"])
@@ -211,38 +208,6 @@ class Loop:
                     f" {step + 1}: lower actor.optim.lr, or look at rewards and log-probs"
                 )
         return {**metrics, "actor/weights_digest": digest} if digest else dict(metrics)
-
-    async def _send(self, version: int) -> None:
-        """Stages a version and starts its broadcast; the one before must be through."""
-        p = self._p
-        if version >= p.spec.trainer.total_training_steps:
-            return  # nothing will be sampled by the last version
-        if self._publishing is None:
-            with self._waits.on("nodes", version):
-                await self._wait_for_members()
-        else:
-            with self._waits.on("publish", version - 1):
-                await self._publishing
-            p.publisher.retire()  # one version's memory serves all
-        staged = await p.crew.weights(version)
-        self._publishing = asyncio.create_task(self._publish(version, staged), name="publish")
-
-    async def _publish(self, version: int, staged: Mapping[str, Tensor]) -> None:
-        began = time.monotonic()
-        await self._p.publisher.publish(version, staged)
-        self._publish_s = time.monotonic() - began
-
-    async def _wait_for_members(self) -> None:
-        wanted = self._p.spec.rollout.min_nodes
-        while len(await patiently(self._p.ledger.members)) < wanted:  # noqa: ASYNC110
-            await asyncio.sleep(_MAX_POLL_S)
-
-    async def _admit(self) -> None:
-        """Lets joiners in, for ever, once there is a version to give them."""
-        while True:
-            await asyncio.sleep(_ADMIT_EVERY_S)
-            if self._publishing is not None:
-                await self._p.publisher.admit()
 
     def _begin_recording(self) -> asyncio.Task[None] | None:
         """Starts to write the last step down, once there is time for it."""

@@ -33,6 +33,7 @@ from services.rollout.tickets import OUTCOMES, EventLog, TicketWork
 
 log = get_logger(__name__)
 _REFUSED_CLAIMS_PER_S = 40.0
+_LOOK_EVERY_S = 1.0  # at the other nodes, at most; versions may come faster
 _LEAVE_S = 5.0  # for giving leases back when a job is left; then they expire
 
 
@@ -197,10 +198,13 @@ class JobRunner:
             self._drop(entry)
 
     async def _announce_loop(self) -> None:
+        look_at = _now()
         while not self._standing.draining and not self._end.done():
             self._changed.clear()
             await self._announce()
-            self._num_members = max(1, len(await patiently(self._ledger.members)))
+            if _now() >= look_at:
+                self._num_members = max(1, len(await patiently(self._ledger.members)))
+                look_at = _now() + _LOOK_EVERY_S
             await woken(self._changed, self._settings.member_ttl_s / 3)
         # no new epoch counts on this node, which goes on with what it has begun
         await patiently(lambda: self._ledger.withdraw(self._settings.node_id))
