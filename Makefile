@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 JOB    ?= examples/quickstart.yaml
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: help install demo test test-gpu chaos check bench protos format clean
+.PHONY: help install demo test test-gpu chaos check bench curves protos format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,6 +38,10 @@ check: $(READY)  ## style, types, contracts
 
 bench: $(READY)  ## every benchmark; each prints one JSON object last
 	for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+curves: $(READY)  ## the quickstart under every algorithm, two seeds: hours; draws docs/learning.svg
+	$(BIN)/python -m pip install --quiet --editable '.[curves]'
+	$(BIN)/python -m bench.curves --docs docs
 
 protos: $(READY)  ## generate headway/pb from protos/
 	PYTHON=$(abspath $(BIN))/python PATH=$(abspath $(BIN)):$$PATH bash scripts/protos.sh

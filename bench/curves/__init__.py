@@ -1,0 +1,1 @@
+"""The quickstart under every algorithm: reward against steps and against seconds."""
