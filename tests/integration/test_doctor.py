@@ -19,7 +19,7 @@ async def test_a_stopped_node_is_named_with_its_ticket_by_the_watchdog_and_the_d
         job = sim_job(
             tmp_path / "data.jsonl",
             algorithm__max_policy_lag=0,
-            rollout__lease_s=120.0,
+            rollout__lease_s=3600.0,  # longer than the slowest machine needs for this test
             trainer__total_training_steps=STEPS,
         )
         await fleet.submit(job, "j")

@@ -82,11 +82,14 @@ class MortalRanks:
             process.start()
             ranks.append(process)
         ended = [asyncio.create_task(asyncio.to_thread(process.join)) for process in ranks]
-        await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
-        if any(process.exitcode for process in ranks if process.exitcode is not None):
-            for process in ranks:
+        try:
+            await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+            if all(process.exitcode in (0, None) for process in ranks):
+                await asyncio.wait(ended)
+        finally:
+            for process in ranks:  # also when the test has failed meanwhile
                 process.kill()
-        await asyncio.gather(*ended)
+            await asyncio.gather(*ended)
         return [process.exitcode or 0 for process in ranks]
 
 
