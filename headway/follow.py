@@ -60,7 +60,7 @@ def follow(
     coordinator stays away.
     """
     cursors = {"events": "", "metrics": ""}
-    last_answer = time.monotonic()
+    away_since: float | None = None  # from the first call without an answer: we may have slept
     give_up: float | None = None
     while True:
         tick()
@@ -71,12 +71,13 @@ def follow(
         try:
             record = client.job(job_id)
             _show_news(client, job_id, view, cursors)
-            last_answer = time.monotonic()
+            away_since = None
             view.record(record)
             if record.ended:
                 return record
         except Unavailable:
-            if time.monotonic() - last_answer > _PATIENCE_S:
+            away_since = away_since or time.monotonic()
+            if time.monotonic() - away_since > _PATIENCE_S:
                 raise
         _nap(interrupted, give_up)
 
