@@ -1,6 +1,6 @@
 """The Python client of the coordinator's REST API, in a blocking and an async form.
 
-    with HeadwayClient("http://127.0.0.1:8080") as client:
+    with HeadwayClient("http://127.0.0.1:8700") as client:
         job = client.submit(load_job(Path("job.yaml")))
         for update in client.follow(job.job_id):
             print(update.kind, update.row)

@@ -7,6 +7,8 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
@@ -94,23 +96,42 @@ def make_app(
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        where = "; ".join(
-            f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()
-        )
-        return error_response(422, "invalid", where)
+        return error_response(422, "invalid", "; ".join(map(_fault, error.errors())))
 
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         kind = "not_found" if error.status_code == 404 else "invalid"
         # 400 is the framework's for a body that cannot be read: here as faulty as any other.
         status = 422 if error.status_code == 400 else error.status_code
-        return error_response(status, kind, str(error.detail), error.headers)
+        return error_response(status, kind, _reason(request, error), error.headers)
 
     @app.exception_handler(Exception)
     async def crash(_: Request, error: Exception) -> JSONResponse:
         return error_response(500, HeadwayError.kind, f"{type(error).__name__}: see the log")
 
     return app
+
+
+def _fault(error: Mapping[str, Any]) -> str:
+    """One fault of a request, with its place in it."""
+    if error["type"] == "json_invalid":
+        why = error.get("ctx", {}).get("error", "damaged")
+        return f"the body is not JSON: {why} (character {error['loc'][-1]})"
+    if tuple(error["loc"]) == ("body",) and isinstance(error.get("input"), bytes):
+        return "the body is not read as JSON: send it with `Content-Type: application/json`"
+    return f"{'.'.join(str(part) for part in error['loc'])}: {error['msg']}"
+
+
+def _reason(request: Request, error: HTTPException) -> str:
+    """Why there is no answer, with what was asked for where the framework says one word only."""
+    path = request.url.path
+    if error.detail == HTTPStatus(error.status_code).phrase:
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            return f"there is no {path} here; GET /docs shows what there is"
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            taken = (error.headers or {}).get("Allow", "another method")
+            return f"{path} is not for {request.method}: it takes {taken}"
+    return str(error.detail)
 
 
 def error_response(
