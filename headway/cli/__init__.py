@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from collections.abc import Mapping
@@ -43,6 +44,15 @@ class _Commands(click.Group):
         module = importlib.import_module(f"headway.cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = module.command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest command where there is none of that name."""
+        near = difflib.get_close_matches(args[0], COMMANDS, n=1, cutoff=0.6)
+        if near and args[0] not in COMMANDS:
+            ctx.fail(f"No such command {args[0]!r} (did you mean {near[0]}?).")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list in --help, without importing anything."""

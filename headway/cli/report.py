@@ -7,12 +7,19 @@ from pathlib import Path
 import click
 
 from headway.cli.exits import SUCCEEDED
+from headway.cli.runs import runs_dir
 from headway.report import write_report
 
 
 @click.command("report")
-@click.argument("run_dir", metavar="RUN_DIR", type=click.Path(path_type=Path))
-def command(run_dir: Path) -> int:
-    """Write report.html of a run folder from what the folder holds, and print its path."""
-    click.echo(str(write_report(run_dir)))
+@click.argument("run", metavar="RUN")
+@runs_dir
+def command(run: str, runs_dir: Path) -> int:
+    """Write report.html of a run folder from what the folder holds, and print its path.
+
+    RUN is a run folder or a job's id.
+    """
+    given = Path(run)
+    named = runs_dir / run
+    click.echo(str(write_report(named if named.is_dir() and not given.exists() else given)))
     return SUCCEEDED

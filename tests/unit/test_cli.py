@@ -267,16 +267,19 @@ def test_down_ends_recorded_processes_only(headway, tmp_path):
 def test_report_and_version(headway, tmp_path):
     done = headway("report", "absent")
     assert (done.returncode, "no run folder" in done.stderr) == (2, True)
-    run = tmp_path / "run"
-    run.mkdir()
+    run = tmp_path / "runs" / "sum-0f3a9c"
+    run.mkdir(parents=True)
     (run / "metrics.jsonl").write_text('{"step": 1, "critic/score/mean": 0.5}\n')
-    done = headway("report", run)
-    assert (done.returncode, done.stdout.strip()) == (0, str(run / "report.html"))
+    for named in ((run,), ("sum-0f3a9c", "--runs-dir", run.parent)):
+        done = headway("report", *named)
+        assert (done.returncode, done.stdout.strip()) == (0, str(run / "report.html"))
     assert headway("version").stdout.startswith("headway ")
 
 
 def test_unknown_commands_and_help(headway):
-    assert headway("runn").returncode == 2
+    for typed, said in (("runn", "(did you mean run?)"), ("zzz", "No such command 'zzz'")):
+        done = headway(typed)
+        assert (done.returncode, said in done.stderr) == (2, True)
     done = headway("--help")
     assert done.returncode == 0
     assert "130 cancelled" in done.stdout
