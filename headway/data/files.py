@@ -124,8 +124,10 @@ def _parse(raw: bytes, path: Path, number: int) -> dict[str, Any]:
 
 
 def _row(values: dict[str, Any], where: str) -> Row:
+    if "prompt" not in values:
+        raise InvalidSpec(f"{where}: no column prompt (columns: {', '.join(values) or 'none'})")
     item = {name: value for name, value in values.items() if name != "prompt"}
-    prompt = values.get("prompt")
+    prompt = values["prompt"]
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidSpec(f"{where}: prompt is empty")

@@ -97,7 +97,7 @@ def test_s087_bom_crlf_and_blank_lines_give_the_clean_files_rows(tmp_path):
         (b'{"prompt": "a", ', "not JSON"),
         (b'{"prompt": "\xff"}', "not UTF-8"),
         (b'["a"]', "a row is a JSON object, not list"),
-        (b'{"question": "a"}', "prompt must be"),
+        (b'{"question": "a"}', r"no column prompt \(columns: question\)"),
         (b'{"prompt": [{"role": "user"}]}', "a chat message is"),
         (b'{"prompt": []}', "prompt must be"),
     ],
