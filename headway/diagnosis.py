@@ -17,6 +17,7 @@ from headway.rl import schedule
 from headway.waits import Wait
 
 DEFAULT_LIMIT_S = 60.0
+START_S = 900.0  # that a large model may take until its engines have started
 _SLOW_STORE_S = 0.5
 _NEARLY_FULL = 0.9
 _SILENT_S = 5.0  # several heartbeats
@@ -182,8 +183,12 @@ def _steps(job: JobView, limit_s: float) -> list[Finding]:
         text = wait.detail or f"waits for {wait.reason}"
         if wait.reason == "groups" and job.ledger is not None:
             text, _ = describe_groups(job.ledger, wait.waited_s)
-        return [Finding(_level(wait.waited_s, limit_s), learner.node_id, text, wait.waited_s)]
-    if learner.unchanged_s <= limit_s:
+        engines_start = any(w.reason == "engine" for node in job.nodes for w in node.waits)
+        if wait.reason == "nodes" and engines_start:
+            limit_s = max(limit_s, START_S)
+        level = _level(wait.waited_s, limit_s)
+        return [Finding(level, learner.node_id, text, wait.waited_s)]
+    if learner.unchanged_s <= (limit_s if job.state == "running" else max(limit_s, START_S)):
         return []
     doing = f"trains step {job.step + 1}" if job.state == "running" else f"is {job.state}"
     text = f"learner {learner.node_id} {doing} and has said nothing new"
@@ -206,7 +211,8 @@ def _node(node: NodeView, job: JobView, limit_s: float) -> list[Finding]:
     for wait in node.waits:
         if wait.job_id not in ("", job.job_id):
             continue
-        level: Level = "ok" if wait.reason in _USUAL else _level(wait.waited_s, limit_s)
+        limit = max(limit_s, START_S) if wait.reason == "engine" else limit_s
+        level: Level = "ok" if wait.reason in _USUAL else _level(wait.waited_s, limit)
         text = f"{name}: {wait.detail}"
         if wait.reason == "schedule" and job.ledger is not None and node.version is not None:
             text += f" ({_slack(job.ledger, node.version)})"

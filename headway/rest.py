@@ -58,7 +58,7 @@ class StreamReader:
         self.ended = False
         self._cursor = after
         self._patience_s = patience_s
-        self._last_line = time.monotonic()
+        self._away_since: float | None = None
         self._fields: dict[str, str] = {}
 
     def headers(self) -> dict[str, str]:
@@ -70,7 +70,7 @@ class StreamReader:
     def updates(self, lines: Iterable[str]) -> Iterator[JobUpdate]:
         """The updates in these lines; an unfinished one waits for more lines."""
         for line in lines:
-            self._last_line = time.monotonic()
+            self._away_since = None
             if line:
                 name, _, value = line.partition(":")
                 self._fields[name] = value.removeprefix(" ")
@@ -84,8 +84,13 @@ class StreamReader:
                 yield JobUpdate(kind, json.loads(fields["data"]), self._cursor)  # type: ignore[arg-type]
 
     def broken(self, url: str, error: Exception) -> None:
-        """Raises Unavailable when nothing was read for too long."""
-        if time.monotonic() - self._last_line > self._patience_s:
+        """Raises Unavailable when no connection gave a line since one broke too long ago.
+
+        Time in which the caller was busy with an update does not count.
+        """
+        if self._away_since is None:
+            self._away_since = time.monotonic()
+        if time.monotonic() - self._away_since > self._patience_s:
             raise unreachable(url, error) from None
 
 

@@ -123,6 +123,8 @@ def test_a_stopped_node_is_named_by_the_step_by_its_silence_and_by_its_lease():
         (waiting(R1, "sampling", 500.0, "samples 2 tickets"), "samples 2 tickets", "ok"),
         (replace(R1, draining=True), "rollout r1 drains", "waits"),
         (replace(R1, phase="failed", detail="out of memory"), "gave the job up: out of", "stuck"),
+        (waiting(R1, "engine", 600.0, "starting the engine"), "starting the engine", "waits"),
+        (waiting(R1, "engine", 901.0, "starting the engine"), "starting the engine", "stuck"),
         (waiting(REWARD, "queue", 70.0, "scores 9 items"), "reward s1: scores 9 items", "stuck"),
     ],
 )
@@ -130,6 +132,15 @@ def test_each_process_says_what_it_waits_for(node, text, level):
     found = diagnose(with_node(node, calm()))
     [finding] = [f for f in found if text in f.text]
     assert (finding.level, finding.who) == (level, node.node_id)
+
+
+def test_a_learner_waits_as_long_for_nodes_as_their_engines_may_take():
+    alone = with_node(waiting(LEARNER, "nodes", 600.0))
+    assert is_stuck(diagnose(alone))
+    assert not is_stuck(diagnose(with_node(waiting(R1, "engine", 600.0), alone)))
+    starting = replace(JOB, state="starting")
+    assert not is_stuck(diagnose(with_node(replace(LEARNER, unchanged_s=600.0), starting)))
+    assert is_stuck(diagnose(with_node(replace(LEARNER, unchanged_s=901.0), starting)))
 
 
 def test_waits_of_other_jobs_are_not_this_ones():
