@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,19 @@ class DeviceRow:
             flat=row.flat.to(device),
             tree=attention.layout(row, device),
         )
+
+
+class RunsRows(Protocol):
+    """A policy, or a rank's part of one."""
+
+    def __call__(
+        self,
+        row: DeviceRow,
+        temperature: float,
+        loss_of: LossOf,
+        entropy_weights: Tensor | None = None,
+    ) -> HeadOutput:
+        """Loss, log-probs and entropy of the row's completion tokens; see `policy_head`."""
 
 
 class Backbone(nn.Module):
@@ -147,6 +160,12 @@ def prepare(lm: Any) -> Policy:
     return policy
 
 
+def check_samples(vocabulary: int) -> list[Sample]:
+    """Completions that share a prompt and one that does not, of tokens all over a vocabulary."""
+    a, b, c, d, e = (int(i * vocabulary / 7) for i in range(1, 6))
+    return [Sample((a, b, c), (d, e, a, b)), Sample((a, b, c), (e, e, d)), Sample((d,), (b, a))]
+
+
 @torch.no_grad()
 def check_packing(policy: Policy) -> None:
     """Compares a packed row with the model's own forward pass on each sample alone.
@@ -158,9 +177,7 @@ def check_packing(policy: Policy) -> None:
     head = policy.lm.get_output_embeddings()
     if not isinstance(head, nn.Linear) or policy.lm.base_model is policy.lm:
         raise InvalidSpec(f"{name} cannot be trained: it has no linear lm_head over a base model")
-    vocabulary = head.weight.shape[0]
-    a, b, c, d, e = (int(i * vocabulary / 7) for i in range(1, 6))
-    samples = [Sample((a, b, c), (d, e, a, b)), Sample((a, b, c), (e, e, d)), Sample((d,), (b, a))]
+    samples = check_samples(head.weight.shape[0])
     (row,) = pack(samples, row_tokens=64)
     policy.eval()
     try:

@@ -1,4 +1,4 @@
-"""AdamW on a model's float32 parameters: one update at a time, and the state of a checkpoint."""
+"""AdamW on a model's float32 weights: one update at a time, and the state of a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from headway.jobspec import OptimSpec
 from headway.rl.lr import learning_rate
-from services.learner.masters import Masters
+from services.learner.masters import Weights
 from services.learner.sharding import whole
 
 
@@ -21,25 +21,16 @@ class Optimiser:
 
     def __init__(
         self,
-        model: nn.Module,
+        weights: Weights,
         settings: OptimSpec,
         *,
         total_steps: int,
-        dtype: torch.dtype,
-        world: int,
         device: torch.device,
     ) -> None:
-        """`model` is in its place already; on one rank it computes in `dtype` from here on."""
         self._settings = settings
         self._total_steps = total_steps
-        self._masters: Masters | None = None
-        if world == 1 and dtype != torch.float32:
-            self._masters = Masters(model, dtype)
-        self.parameters = (
-            self._masters.parameters
-            if self._masters is not None
-            else dict(model.named_parameters())
-        )
+        self._weights = weights
+        self.parameters = weights.parameters
         self._held: Future[Any] | None = None
         self._adamw = torch.optim.AdamW(
             self.parameters.values(),
@@ -74,6 +65,7 @@ class Optimiser:
 
         Nothing is done when `loss`, which is of all ranks, or the norm is not finite.
         """
+        self._weights.collect()
         norm = self._gradient_norm()
         finite = math.isfinite(loss) and math.isfinite(float(norm))
         if finite:
@@ -90,8 +82,7 @@ class Optimiser:
 
     def refresh(self) -> None:
         """Makes the model compute with the parameters as they are now."""
-        if self._masters is not None:
-            self._masters.refresh()
+        self._weights.refresh()
 
     def state(self, prefix: str = "") -> dict[str, dict[str, Tensor]]:
         """Weights, moments and counts of updates, by `prefix` and kind, then name; live."""

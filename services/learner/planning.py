@@ -15,11 +15,11 @@ from headway.rl.flops import training_flops
 from headway.rl.shaping import overlong_penalty
 from services.learner.batch import Batch, Credit, Labelled, label, make_batch
 from services.learner.credit import Costs, credit
-from services.learner.model import Policy, decoder_shape
+from services.learner.model import RunsRows
 from services.learner.objective import Objective, Share
+from services.learner.placed import Placed
 from services.learner.reward_kl import KlController, penalise
 from services.learner.step import correct_whole, make_share, recompute
-from services.learner.totals import Totals
 
 Stats = dict[str, float]
 
@@ -47,16 +47,14 @@ class Planner:
     def __init__(
         self,
         spec: JobSpec,
-        policy: Policy,
-        reference: Policy | None,
+        placed: Placed,
         controller: KlController,
-        totals: Totals,
         device: torch.device,
     ) -> None:
         self._spec = spec
-        self._policy, self._reference = policy, reference
-        self._controller, self._totals, self._device = controller, totals, device
-        self._shape = decoder_shape(policy)
+        self._policy, self._reference = placed.policy, placed.reference
+        self._totals, self._shape = placed.totals, placed.shape
+        self._controller, self._device = controller, device
 
     def plan(self, step: int, groups: Sequence[Group], late: frozenset[int]) -> Plan:
         """Plans the step that trains on this rank's groups. LedgerViolation as in `label`."""
@@ -89,7 +87,7 @@ class Planner:
         (rows,) = self._totals.max([float(len(share.rows))])
         return int(rows)
 
-    def _logprobs(self, policy: Policy, share: Share, num_rows: int) -> Tensor:
+    def _logprobs(self, policy: RunsRows, share: Share, num_rows: int) -> Tensor:
         return recompute(policy, share, num_rows, self._spec.rollout.temperature, self._device)
 
     def _prepare(self, share: Share, num_rows: int, updates: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -44,7 +44,7 @@ def place(model: Backbone, dtype: torch.dtype, world: int, device: torch.device)
             module.set_gradient_divide_factor(1.0)
 
 
-def last_backward(policy: nn.Module, last: bool, device: torch.device) -> None:
+def last_backward(policy: object, last: bool, device: torch.device) -> None:
     """Says whether the next backward pass is the update's last.
 
     On a CPU gradients of rows are added up whole and scattered once an update. On a GPU

@@ -13,7 +13,7 @@ from headway.rl.aggregate import token_weights
 from headway.rl.names import Aggregation
 from headway.rl.packing import Row, Sample, pack
 from services.learner.batch import Batch
-from services.learner.model import DeviceRow, Policy
+from services.learner.model import DeviceRow, RunsRows
 from services.learner.objective import (
     Objective,
     Recorded,
@@ -52,7 +52,7 @@ def dummy_row() -> Row:
 
 @torch.no_grad()
 def recompute(
-    policy: Policy, share: Share, num_rows: int, temperature: float, device: torch.device
+    policy: RunsRows, share: Share, num_rows: int, temperature: float, device: torch.device
 ) -> Tensor:
     """log π of every token of a share under the present weights, [T]; no gradient.
 
@@ -68,9 +68,9 @@ def recompute(
 
 
 @torch.no_grad()
-def row_logprobs(policy: Policy, row: DeviceRow, temperature: float) -> Tensor:
+def row_logprobs(policy: RunsRows, row: DeviceRow, temperature: float) -> Tensor:
     """log π of a row's tokens, [T of the row]; no gradient."""
-    return policy(row, temperature, _nothing).logprobs  # type: ignore[no-any-return]
+    return policy(row, temperature, _nothing).logprobs
 
 
 def correct_whole(share: Share, settings: CorrectionSpec, device: torch.device) -> None:
@@ -82,7 +82,7 @@ def correct_whole(share: Share, settings: CorrectionSpec, device: torch.device) 
 
 
 def backward(
-    policy: Policy,
+    policy: RunsRows,
     share: Share,
     num_rows: int,
     denominator: float,
@@ -103,7 +103,7 @@ def backward(
         before = row_logprobs(policy, placed, temperature) if ahead else None
         last_backward(policy, i == num_rows - 1, device)
         if row is None:
-            policy(placed, temperature, _nothing).loss.backward()
+            policy(placed, temperature, _nothing).loss.backward()  # type: ignore[no-untyped-call]
             continue
         ratio = (
             None if before is None else sequence_log_ratio(objective, share, placed.flat, before)
@@ -113,7 +113,7 @@ def backward(
         recorded.logprobs[placed.flat] = out.logprobs
         recorded.entropy[placed.flat] = out.entropy
         recorded.loss += float(out.loss.detach())
-        out.loss.backward()
+        out.loss.backward()  # type: ignore[no-untyped-call]
     return recorded
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ class Totals:
 
     world: int
     device: torch.device
+    group: Any = None  # the process group of these ranks; None: all ranks
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Each value added up over the ranks."""
@@ -36,5 +38,5 @@ class Totals:
         if self.world == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor, op)
+        dist.all_reduce(tensor, op, group=self.group)
         return [float(value) for value in tensor]

@@ -21,16 +21,16 @@ from headway.weights.manifest import combined_digest, digest_of, tensor_bytes
 from headway.weights.packing import Room
 from services.learner.custom import load_custom
 from services.learner.export import own_dtype, write_model
+from services.learner.fsdp import place_fsdp
 from services.learner.machine import peak_flops
-from services.learner.model import Policy, load_policy
+from services.learner.model import Policy, RunsRows
 from services.learner.objective import Objective
 from services.learner.optimiser import Optimiser
+from services.learner.placed import Place
 from services.learner.planning import Mini, Planner
-from services.learner.reference import load_reference
 from services.learner.reward_kl import KlController
-from services.learner.sharding import compute_dtype, own, place, whole
+from services.learner.sharding import compute_dtype, own, whole
 from services.learner.step import backward, loss_stats, sums_of
-from services.learner.totals import Totals
 
 Stats = dict[str, float]
 
@@ -73,50 +73,46 @@ class Trainer(Protocol):
         """Writes a Hugging Face folder in the model's own dtype (rank 0), whole or not at all."""
 
 
-class FsdpTrainer:
-    """Trains any `transformers` causal language model: AdamW on float32 masters.
+class ModelTrainer:
+    """Trains a policy, wherever it lies: AdamW on float32 weights.
 
-    Several ranks share the model by FSDP2; their process group exists when `world` > 1.
-    Nothing here is random: the same groups give the same weights.
+    Nothing here is random: the same groups give the same weights. Several ranks have a process
+    group.
     """
 
     def __init__(
-        self, model_path: str | Path, spec: JobSpec, rank: int, world: int, device: torch.device
+        self,
+        place: Place,
+        model_path: str | Path,
+        spec: JobSpec,
+        rank: int,
+        world: int,
+        device: torch.device,
     ) -> None:
-        """Loads the model. InvalidSpec when the folder or its architecture cannot be trained."""
+        """Loads the model as `place` does. InvalidSpec when it cannot be trained."""
         load_custom(spec.algorithm)
         self._source = Path(model_path)
         self._spec = spec
         self._rank, self._world, self._device = rank, world, device
         self.compute_dtype = compute_dtype(spec.actor.compute_dtype, device)
-        self._policy = load_policy(
-            self._source, gradient_checkpointing=spec.actor.gradient_checkpointing
-        )
-        place(self._policy, self.compute_dtype, world, device)
+        placed = place(self._source, spec, self.compute_dtype, rank, world, device)
+        self._policy, self._totals, self._named = placed.policy, placed.totals, placed.named
         self._objective = Objective(spec.algorithm, spec.actor)
-        self._totals = Totals(world, device)
         self._kl_controller = KlController(spec.algorithm.kl_ctrl)
-        reference = None
-        if spec.needs_reference:
-            reference = load_reference(self._source, self.compute_dtype, world, device)
-        self._planner = Planner(
-            spec, self._policy, reference, self._kl_controller, self._totals, device
-        )
+        self._planner = Planner(spec, placed, self._kl_controller, device)
         self._room = Room()  # for the version to be sent
         self.peak_flops = peak_flops(device, self.compute_dtype)
         self._optimiser = Optimiser(
-            self._policy.lm,
+            placed.weights,
             spec.actor.optim,
             total_steps=spec.trainer.total_training_steps,
-            dtype=self.compute_dtype,
-            world=world,
             device=device,
         )
         self._parameters = self._optimiser.parameters
 
     @property
-    def policy(self) -> Policy:
-        """The model, for benchmarks and tests."""
+    def policy(self) -> RunsRows:
+        """The policy, for benchmarks and tests."""
         return self._policy
 
     def train_step(
@@ -196,17 +192,12 @@ class FsdpTrainer:
     @torch.no_grad()
     def _gather(self, copied: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
         """Copies on the host under the names of the model's files, on rank 0."""
-        from transformers.core_model_loading import revert_weight_conversion
-
         gathered: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
             tensor = whole(parameter)
             if self._rank == 0:
                 gathered[name] = copied(name, tensor)
-        if self._rank != 0:
-            return {}
-        named: dict[str, Tensor] = revert_weight_conversion(self._policy.lm, gathered)
-        return named
+        return self._named(gathered) if self._rank == 0 else {}
 
     def state(self) -> dict[str, Any]:
         """See `Trainer`. Loads at any number of ranks."""
@@ -234,3 +225,19 @@ class FsdpTrainer:
             write_model(self._source, path, weights)
         if self._world > 1:
             dist.barrier()
+
+
+class FsdpTrainer(ModelTrainer):
+    """Any `transformers` causal language model, sharded by FSDP2 over several ranks."""
+
+    def __init__(
+        self, model_path: str | Path, spec: JobSpec, rank: int, world: int, device: torch.device
+    ) -> None:
+        """Loads the model. InvalidSpec when the folder or its architecture cannot be trained."""
+        super().__init__(place_fsdp, model_path, spec, rank, world, device)
+
+    @property
+    def policy(self) -> Policy:
+        """See `ModelTrainer`."""
+        assert isinstance(self._policy, Policy)
+        return self._policy
