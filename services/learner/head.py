@@ -10,6 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from services.learner.vocabulary import WHOLE, Vocabulary
+
 CHUNK_BYTES = 64 << 20  # float32 logits held at once
 
 # (log-probs of some completion tokens, which tokens: a slice of the T) -> their summed loss
@@ -41,10 +43,13 @@ def policy_head(
     temperature: float,
     loss_of: LossOf,
     entropy_weights: Tensor | None = None,
+    vocabulary: Vocabulary = WHOLE,
 ) -> HeadOutput:
     """log softmax(hidden Wᵀ / temperature) of the targets, and their loss.
 
-    hidden [S, d], weight [V, d], bias [V] or None. Logits and softmax are float32.
+    hidden [S, d], weight [V, d], bias [V] or None. Logits and softmax are float32. `vocabulary`
+    says which rows of the whole the weight has; ranks that share it make the same calls, and
+    each gets the whole gradient of hidden.
     `loss_of` is called once a chunk, in order, with log-probs that want a gradient; it
     must be a sum over tokens; `entropy_weights` [T] times the tokens' entropies are taken from
     that sum (an entropy bonus). While a chunk's logits exist their gradient goes straight
@@ -61,6 +66,7 @@ def policy_head(
             temperature,
             loss_of,
             entropy_weights,
+            vocabulary,
             torch.is_grad_enabled(),
         ),
     )
@@ -83,10 +89,11 @@ class _PolicyHead(torch.autograd.Function):
         temperature: float,
         loss_of: LossOf,
         entropy_weights: Tensor | None,
+        vocabulary: Vocabulary,
         wanted: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         grads = _Gradients(hidden, weight, bias) if wanted else None
-        rows = chunk_rows(weight.shape[0])
+        rows = chunk_rows(vocabulary.widest or weight.shape[0])
         bounds = torch.arange(0, hidden.shape[0] + rows, rows).clamp(max=hidden.shape[0])
         cuts = torch.searchsorted(targets.source_of, bounds.to(hidden.device)).tolist()
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -96,13 +103,14 @@ class _PolicyHead(torch.autograd.Function):
             logits = torch.nn.functional.linear(hidden[start:end], weight, bias).float()
             logits.div_(temperature)
             source = targets.source_of[first:last] - start
-            target = targets.tokens[first:last]
+            target, here = vocabulary.locate(targets.tokens[first:last], weight.shape[0])
             # log-softmax in place: the chunk's logits become log-probabilities
-            logits -= logits.logsumexp(dim=1, keepdim=True)
-            leaf = logits[source, target].requires_grad_(wanted)
+            logits -= vocabulary.logsumexp(logits)
+            leaf = vocabulary.pick(logits, source, target, here).requires_grad_(wanted)
             logprobs.append(leaf.detach())
             probs = logits.exp()
-            spread = -torch.einsum("sv,sv->s", probs, logits)  # entropy of each position
+            # entropy of each position
+            spread = vocabulary.sum(-torch.einsum("sv,sv->s", probs, logits))
             entropy.append(spread[source])
             with torch.enable_grad():
                 part = loss_of(leaf, slice(first, last))
@@ -122,10 +130,12 @@ class _PolicyHead(torch.autograd.Function):
                     start,
                     source,
                     target,
+                    here,
                     slope / temperature,
                     bonus,
                 )
         if grads is not None:
+            vocabulary.sum(grads.hidden)
             grads.save(ctx)
         out = loss, torch.cat(logprobs), torch.cat(entropy)
         ctx.mark_non_differentiable(out[1], out[2])
@@ -141,6 +151,7 @@ class _PolicyHead(torch.autograd.Function):
             hidden,
             weight,
             bias,
+            None,
             None,
             None,
             None,
@@ -166,15 +177,19 @@ class _Gradients:
         start: int,
         source: Tensor,
         target: Tensor,
+        here: Tensor | None,
         slope: Tensor,
         bonus: Tensor | None,
     ) -> None:
         """d logits = Σ_t slope_t (onehot(target_t) - p) + p bonus; overwrites probs.
 
-        slope [T] and bonus [S, V] are divided by the temperature.
+        slope [T] and bonus [S, V] are divided by the temperature; target and here are
+        `Vocabulary.locate`'s.
         """
         total = torch.zeros(probs.shape[0], device=probs.device).index_add(0, source, slope)
         dlogits = probs.mul_(-total[:, None] if bonus is None else bonus.sub_(total[:, None]))
+        if here is not None:
+            slope = torch.where(here, slope, 0.0)
         dlogits.index_put_((source, target), slope, accumulate=True)
         if self.bias is not None:
             self.bias += dlogits.sum(dim=0)
