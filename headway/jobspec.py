@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from headway.errors import InvalidSpec
 from headway.jobspec_algorithm import AlgorithmSpec, CorrectionSpec, KlCtrlSpec, KlForm
+from headway.jobspec_ranks import RanksSpec
 from headway.jobspec_section import Section
 from headway.precision import DtypeOrAuto
 from headway.rl import names
@@ -92,7 +93,7 @@ class OptimSpec(Section):
     grad_clip: float = Field(default=1.0, gt=0, description="largest gradient norm")
 
 
-class ActorSpec(Section):
+class ActorSpec(RanksSpec):
     """How the policy is trained."""
 
     optim: OptimSpec = OptimSpec()
@@ -110,7 +111,6 @@ class ActorSpec(Section):
     entropy_coeff: float = Field(
         default=0.0, ge=0, description="times the entropy, taken from the loss"
     )
-    num_ranks: int = Field(default=1, ge=1, description="training processes (FSDP2 when > 1)")
     max_nonfinite_steps: int = Field(default=3, ge=1, description="skipped steps before failure")
 
 
@@ -176,11 +176,7 @@ class JobSpec(Section):
             raise ValueError(
                 f"actor.ppo_mini_batch_size {mini} does not divide data.train_batch_size {batch}"
             )
-        if mini % self.actor.num_ranks:
-            raise ValueError(
-                f"actor.num_ranks {self.actor.num_ranks} does not divide the mini-batch of"
-                f" {mini} groups (actor.ppo_mini_batch_size or data.train_batch_size)"
-            )
+        self.actor.check_batch(mini)
         self._check_groups()
         longest = self.data.max_prompt_length + self.rollout.max_tokens
         if longest > self.model.max_model_len:

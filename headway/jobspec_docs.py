@@ -35,7 +35,8 @@ _RULES = """\
 ## Rules between keys
 
 - `actor.ppo_mini_batch_size` divides `data.train_batch_size`; `actor.num_ranks` divides the
-  mini-batch.
+  mini-batch, with `strategy: megatron` after division by `tensor_model_parallel_size`, which
+  divides it and is 1 with any other strategy.
 - `rollout.n` is at least 2 unless the advantage is `reinforce_plus_plus`: others compare
   completions of one prompt, and `dynamic_sampling` needs two that differ.
 - `remax` and `gae` are refused: rollout nodes sample no greedy completion, and the learner has no

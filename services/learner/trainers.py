@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,15 @@ from headway.jobspec import JobSpec
 from headway.models import model_digest, resolve_model
 from services.learner.batch import share
 from services.learner.crew import Share
+from services.learner.megatron.trainer import MegatronTrainer
 from services.learner.sim_trainer import SimTokenizer, SimTrainer
 from services.learner.train import RankSettings
 from services.learner.trainer import FsdpTrainer, Trainer
+
+_STRATEGIES: Mapping[str, Callable[[Path, JobSpec, int, int, torch.device], Trainer]] = {
+    "fsdp": FsdpTrainer,
+    "megatron": MegatronTrainer,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +55,13 @@ def build_trainer(spec: JobSpec, settings: RankSettings, folder: Path) -> tuple[
         trainer = SimTrainer(spec, settings.rank, settings.world, settings.trainer)
     else:
         device = torch.device(device_of(settings.rank))
-        trainer = FsdpTrainer(folder, spec, settings.rank, settings.world, device)
+        made = _STRATEGIES[spec.actor.strategy]
+        trainer = made(folder, spec, settings.rank, settings.world, device)
+    data_ranks = spec.actor.data_ranks
 
     def shared(ids: Sequence[int], rank: int) -> list[int]:
-        return share(ids, rank, settings.world, spec.mini_batch_size)
+        # ranks that share layers are neighbours, and train on the same groups
+        return share(ids, rank * data_ranks // settings.world, data_ranks, spec.mini_batch_size)
 
     return trainer, shared
 

@@ -32,7 +32,7 @@ def model(tmp_path_factory):
     return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", seed=1)
 
 
-def job(model, steps=STEPS, save_freq=2, ranks=1, lag=0, on_error="drop_group", lr=1e-3):
+def job(model, steps=STEPS, save_freq=2, ranks=1, lag=0, on_error="drop_group", lr=1e-3, **actor):
     return parse_job(
         {
             "name": "tiny",
@@ -52,6 +52,7 @@ def job(model, steps=STEPS, save_freq=2, ranks=1, lag=0, on_error="drop_group", 
                 "compute_dtype": "float32",
                 "num_ranks": ranks,
                 "max_nonfinite_steps": 2,
+                **actor,
             },
             "rollout": {"n": 4, "max_tokens": 8, "dtype": "float32"},
             "trainer": {"total_training_steps": steps, "save_freq": save_freq},
@@ -216,8 +217,12 @@ async def test_a_killed_rank_resumes_and_gives_the_same_bits(place, model, unint
     ]
 
 
-async def test_two_ranks_train_as_one_does(place, model, uninterrupted):
-    ranks = place.ranks(job(model, ranks=2))
+MEGATRON = {"strategy": "megatron", "megatron": {"tensor_model_parallel_size": 2}}
+
+
+@pytest.mark.parametrize("strategy", [{}, MEGATRON], ids=["fsdp", "megatron"])
+async def test_two_ranks_train_as_one_does(place, model, uninterrupted, strategy):
+    ranks = place.ranks(job(model, ranks=2, **strategy))
     async with ScriptedNode(place.ledger).serving():
         final = await ranks.run()
     assert final.phase == "succeeded", ranks.last_words()

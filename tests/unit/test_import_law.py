@@ -84,7 +84,7 @@ main = importlib.import_module(sys.argv[1] + ".__main__")
     [
         ("coordinator", "torch,vllm,transformers"),
         ("reward", "torch,vllm,transformers"),
-        ("learner", "vllm"),
+        ("learner", "vllm,megatron"),
     ],
 )
 def test_a_service_runs_without_what_it_may_not_have(service, blocked):

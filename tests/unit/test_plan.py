@@ -104,6 +104,11 @@ def test_learner_memory(tmp_path):
         assert terms["reference policy"] == 2 * NUM_PARAMS
     exact = job(tmp_path, actor={"compute_dtype": "float32"})
     assert "compute copy" not in learner_rank_memory(exact, shape).terms
+    cut = {"strategy": "megatron", "num_ranks": 4, "megatron": {"tensor_model_parallel_size": 2}}
+    terms = learner_rank_memory(
+        job(tmp_path, actor={**cut, "compute_dtype": "float32"}), shape
+    ).terms
+    assert terms["master weights (float32)"] == terms["compute copy"] == 4 * 724  # over 2 of the 4
 
 
 def test_rollout_memory(tmp_path):

@@ -47,11 +47,38 @@ def test_the_job_itself_is_taken(tmp_path):
         ("rollout.lease_s=0.5", "rollout.lease_s: Input should be greater than or equal to 1"),
         ("reward.timeout_s=1e9", "reward.timeout_s: Input should be less than or equal to 3600"),
         ("rollout.update_timeout_s=1e9", "rollout.update_timeout_s: Input should be less than"),
+        ("actor.megatron.pipeline_model_parallel_size=2", "pipeline_model_parallel_size 2 is not"),
+        ("actor.megatron.context_parallel_size=2", "context_parallel_size 2 is not possible"),
+        ("actor.megatron.expert_model_parallel_size=2", "expert_model_parallel_size 2 is not"),
+        ("actor.megatron.tensor_model_parallel_size=2", "is for strategy megatron"),
+        ("actor.strategy=fsdp3", "actor.strategy: Input should be 'fsdp' or 'megatron'"),
         ("model.path=~nobody-of-this-name/x", "model.path '~nobody-of-this-name/x': there is no"),
     ],
 )
 def test_values_that_no_job_could_live_with(tmp_path, override, said):
     assert said in refused(tmp_path, JOB, override)
+
+
+MEGATRON = JOB + "actor: {strategy: megatron, num_ranks: 6}\n"
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (4, "megatron.tensor_model_parallel_size 4 does not divide num_ranks 6"),
+        (2, "actor.num_ranks 6 / actor.megatron.tensor_model_parallel_size 2 = 3 does not divide"),
+    ],
+)
+def test_ranks_that_do_not_fit_the_layers_or_the_batch(tmp_path, size, said):
+    override = f"actor.megatron.tensor_model_parallel_size={size}"
+    assert said in refused(tmp_path, MEGATRON, override)
+
+
+def test_ranks_that_share_layers_have_groups_in_common(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(MEGATRON)
+    actor = read_job(file, ("actor.megatron.tensor_model_parallel_size=3",)).actor
+    assert (actor.num_ranks, actor.data_ranks, actor.model_ranks) == (6, 2, 3)
 
 
 def test_a_data_file_in_a_home_that_is_not_there(tmp_path):
