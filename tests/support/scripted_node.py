@@ -123,5 +123,8 @@ class ScriptedNode(rollout_pb2_grpc.RolloutServiceServicer):
                 await self.gate.wait()
             group = self.make(lease)
             self._num_tokens += sum(len(c.token_ids) for c in group.completions)
-            await self.ledger.deliver(lease, pack_group(group), self.filter_reason)
+            await self._deliver(lease, pack_group(group))
             self.delivered.append((lease.ticket.ticket_id, version))
+
+    async def _deliver(self, lease: Lease, payload: bytes) -> None:
+        await patiently(lambda: self.ledger.deliver(lease, payload, self.filter_reason))
