@@ -16,24 +16,26 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from headway.errors import InvalidSpec
-from headway.jobspec_algorithm import AlgorithmSpec, CorrectionSpec, KlCtrlSpec, KlForm
-from headway.jobspec_ranks import RanksSpec
+from headway.jobspec_algorithm import AlgorithmSpec, CorrectionSpec, KlCtrlSpec
 from headway.jobspec_section import Section
+from headway.jobspec_training import ActorSpec, CriticSpec, OptimSpec, TrainerSpec
 from headway.precision import DtypeOrAuto
 from headway.rl import names
 from headway.yamls import load_yaml
 
 __all__ = [
+    "ActorSpec",
     "AlgorithmSpec",
     "CorrectionSpec",
+    "CriticSpec",
     "JobSpec",
     "KlCtrlSpec",
+    "OptimSpec",
     "Section",
+    "TrainerSpec",
     "load_job",
     "parse_job",
 ]
-
-Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelSpec(Section):
@@ -81,39 +83,6 @@ class RewardSpec(Section):
     overlong_buffer: OverlongSpec = OverlongSpec()
 
 
-class OptimSpec(Section):
-    """AdamW on float32 master weights."""
-
-    lr: float = Field(default=1e-6, gt=0)
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    lr_warmup_steps: int = Field(default=0, ge=0)
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    grad_clip: float = Field(default=1.0, gt=0, description="largest gradient norm")
-
-
-class ActorSpec(RanksSpec):
-    """How the policy is trained."""
-
-    optim: OptimSpec = OptimSpec()
-    ppo_mini_batch_size: int | None = Field(
-        default=None, ge=1, description="groups an optimiser update; default: the whole batch"
-    )
-    ppo_epochs: int = Field(default=1, ge=1)
-    compute_dtype: DtypeOrAuto = Field(
-        default="auto", description="auto: bfloat16 where the machine multiplies it, else float32"
-    )
-    gradient_checkpointing: bool = False
-    use_kl_loss: bool = Field(default=False, description="KL to the first weights in the loss")
-    kl_loss_coef: float = Field(default=0.001, ge=0)
-    kl_loss_type: KlForm = "k3"
-    entropy_coeff: float = Field(
-        default=0.0, ge=0, description="times the entropy, taken from the loss"
-    )
-    max_nonfinite_steps: int = Field(default=3, ge=1, description="skipped steps before failure")
-
-
 class RolloutSpec(Section):
     """How the rollout fleet samples."""
 
@@ -142,20 +111,6 @@ class RolloutSpec(Section):
     )
 
 
-class TrainerSpec(Section):
-    """Length of the job and what it keeps."""
-
-    total_training_steps: int = Field(ge=1)
-    save_freq: int = Field(
-        default=10, ge=0, description="steps between checkpoints; 0: only the last"
-    )
-    max_ckpt_to_keep: int = Field(default=2, ge=1)
-    export: bool = Field(default=True, description="write model/ (Hugging Face) at the end")
-    max_record_gib: float = Field(
-        default=4.0, ge=0, description="size of groups.log, for `headway replay`; 0: none"
-    )
-
-
 class JobSpec(Section):
     """A whole job."""
 
@@ -166,18 +121,23 @@ class JobSpec(Section):
     reward: RewardSpec
     algorithm: AlgorithmSpec = AlgorithmSpec()
     actor: ActorSpec = ActorSpec()
+    critic: CriticSpec = CriticSpec()
     rollout: RolloutSpec = RolloutSpec()
     trainer: TrainerSpec
 
     @model_validator(mode="after")
     def _batches_fit(self) -> Self:
-        batch, mini = self.data.train_batch_size, self.mini_batch_size
-        if batch % mini:
-            raise ValueError(
-                f"actor.ppo_mini_batch_size {mini} does not divide data.train_batch_size {batch}"
-            )
-        self.actor.check_batch(mini)
+        batch = self.data.train_batch_size
+        minis = {"actor": self.mini_batch_size, "critic": self.critic_mini_batch_size}
+        for who, mini in minis.items():
+            if batch % mini:
+                raise ValueError(
+                    f"{who}.ppo_mini_batch_size {mini} does not divide data.train_batch_size"
+                    f" {batch}"
+                )
+            self.actor.check_batch(mini, who)
         self._check_groups()
+        self._check_critic()
         longest = self.data.max_prompt_length + self.rollout.max_tokens
         if longest > self.model.max_model_len:
             raise ValueError(
@@ -195,7 +155,8 @@ class JobSpec(Section):
                 f"rollout.n is 1: algorithm.adv_estimator {name} compares completions of one prompt"
                 " and needs at least 2"
             )
-        if n == 1 and self.algorithm.dynamic_sampling:
+        alone = n == 1 and not self.algorithm.greedy_baseline
+        if alone and self.algorithm.dynamic_sampling:
             raise ValueError(
                 "rollout.n is 1: algorithm.dynamic_sampling would filter every group, for one"
                 " completion has no variance"
@@ -207,6 +168,36 @@ class JobSpec(Section):
                 f" {self.rollout.max_tokens}"
             )
 
+    def _check_critic(self) -> None:
+        warmup, steps = self.trainer.critic_warmup, self.trainer.total_training_steps
+        if not self.has_critic:
+            key = "trainer.critic_warmup" if warmup else "critic"
+            if warmup or self.critic != CriticSpec():
+                raise ValueError(
+                    f"{key} is of the critic, which algorithm.adv_estimator"
+                    f" {self.algorithm.adv_estimator} has not: gae has one"
+                )
+        elif self.actor.strategy != "fsdp":
+            raise ValueError(
+                f"actor.strategy {self.actor.strategy} has no critic, which"
+                " algorithm.adv_estimator gae needs: use strategy fsdp"
+            )
+        elif warmup >= steps:
+            raise ValueError(
+                f"trainer.critic_warmup {warmup} leaves none of the {steps} steps"
+                " (trainer.total_training_steps) to the policy"
+            )
+
+    @property
+    def completions_a_ticket(self) -> int:
+        """What is sampled for one prompt: n, and the greedy one where it is the baseline."""
+        return self.rollout.n + self.algorithm.greedy_baseline
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a value model is trained beside the policy (PPO)."""
+        return self.algorithm.adv_estimator == "gae"
+
     @property
     def needs_reference(self) -> bool:
         """Whether the learner holds the first weights as well, frozen, for a KL."""
@@ -216,6 +207,16 @@ class JobSpec(Section):
     def mini_batch_size(self) -> int:
         """Groups an optimiser update."""
         return self.actor.ppo_mini_batch_size or self.data.train_batch_size
+
+    @property
+    def critic_mini_batch_size(self) -> int:
+        """Groups an optimiser update of the critic."""
+        return self.critic.ppo_mini_batch_size or self.mini_batch_size
+
+    @property
+    def critic_epochs(self) -> int:
+        """Passes of the critic over a batch."""
+        return self.critic.ppo_epochs or self.actor.ppo_epochs
 
     def digest(self) -> str:
         """SHA-256 of the resolved job, hexadecimal."""

@@ -142,7 +142,8 @@ class AlgorithmSpec(Section):
 
     adv_estimator: str = Field(default="grpo", description=", ".join(names.ADVANTAGES))
     norm_adv_by_std_in_grpo: bool = Field(default=True, description="grpo; false: dr_grpo")
-    gamma: float = Field(default=1.0, ge=0, le=1, description="reinforce_plus_plus: discount")
+    gamma: float = Field(default=1.0, ge=0, le=1, description="gae, reinforce_plus_plus: discount")
+    lam: float = Field(default=1.0, ge=0, le=1, description="gae: λ; 0 is one step ahead")
     policy_loss: str = Field(default="ppo_clip", description=", ".join(names.POLICY_LOSSES))
     clip_ratio_low: float = Field(
         default=0.2, gt=0, description="gspo: 0.0003; gmpo: 0.4, of the log-ratio"
@@ -220,20 +221,14 @@ class AlgorithmSpec(Section):
 
     def _check_advantage(self) -> None:
         name = self.adv_estimator
-        if name == "remax":
-            raise ValueError(
-                "adv_estimator remax compares with the greedy completion of each prompt, which"
-                " rollout nodes do not sample: use rloo or grpo"
-            )
-        if name == "gae":
-            raise ValueError(
-                "adv_estimator gae needs a critic, which the learner does not train: use"
-                " reinforce_plus_plus or grpo"
-            )
         if not self.norm_adv_by_std_in_grpo and name not in ("grpo", "dr_grpo"):
             raise ValueError(f"norm_adv_by_std_in_grpo belongs to grpo, not to {name}")
-        if self.gamma != 1.0 and name != "reinforce_plus_plus":
-            raise ValueError(f"gamma {self.gamma:g} discounts reinforce_plus_plus, not {name}")
+        if self.gamma != 1.0 and name not in names.PER_TOKEN:
+            raise ValueError(
+                f"gamma {self.gamma:g} discounts {' and '.join(names.PER_TOKEN)}, not {name}"
+            )
+        if self.lam != 1.0 and name != "gae":
+            raise ValueError(f"lam {self.lam:g} belongs to gae, not to {name}")
 
     def _check_loss(self) -> None:
         loss, mode = self.policy_loss, self.loss_agg_mode
@@ -254,6 +249,11 @@ class AlgorithmSpec(Section):
                 f"clip_ratio_low {self.clip_ratio_low:g} bounds no ratio from below with {loss}:"
                 " it is less than 1"
             )
+
+    @property
+    def greedy_baseline(self) -> bool:
+        """Whether each group is compared with the greedy completion of its prompt."""
+        return self.adv_estimator == "remax"
 
     @property
     def sequence_ratio(self) -> bool:

@@ -37,13 +37,15 @@ _RULES = """\
 - `actor.ppo_mini_batch_size` divides `data.train_batch_size`; `actor.num_ranks` divides the
   mini-batch, with `strategy: megatron` after division by `tensor_model_parallel_size`, which
   divides it and is 1 with any other strategy.
-- `rollout.n` is at least 2 unless the advantage is `reinforce_plus_plus`: others compare
-  completions of one prompt, and `dynamic_sampling` needs two that differ.
-- `remax` and `gae` are refused: rollout nodes sample no greedy completion, and the learner has no
-  critic.
+- `rollout.n` is at least 2 unless the advantage is `reinforce_plus_plus`, `gae` or `remax`: others
+  compare completions of one prompt, and `dynamic_sampling` needs two that differ.
+- `critic` and `trainer.critic_warmup`, which is below `total_training_steps`, are of
+  `adv_estimator: gae`; `critic.ppo_mini_batch_size` fits the batch and the ranks as the actor's.
+  `strategy: megatron` has no critic.
 - `gspo`, `sapo` and `gmpo` are means over completions (`seq-mean-token-mean`);
   `seq-mean-token-sum-norm` and `loss_scale_factor` come together; `clip_ratio_c` is `ppo_clip`'s;
-  `gamma` is `reinforce_plus_plus`'s; `norm_adv_by_std_in_grpo: false` is `grpo`'s.
+  `gamma` is `reinforce_plus_plus`'s and `gae`'s, `lam` `gae`'s; `norm_adv_by_std_in_grpo: false` is
+  `grpo`'s.
 - `rollout_correction`: `proximal: bypass` leaves nothing to weigh or reject, so it goes with
   `type: none` alone; `log_linear` goes with what is decided token by token; `rollout_rs` needs
   `rs_high` (`geometric`: 0.99 to 1.01), and `rs_low` belongs to k1 forms.

@@ -60,7 +60,7 @@ class RanksSpec(Section):
             )
         return self
 
-    def check_batch(self, groups: int) -> None:
+    def check_batch(self, groups: int, who: str = "actor") -> None:
         """ValueError when a mini-batch of `groups` cannot be shared out evenly."""
         if groups % self.data_ranks == 0:
             return
@@ -72,7 +72,7 @@ class RanksSpec(Section):
             )
         raise ValueError(
             f"{ranks} does not divide the mini-batch of {groups} groups"
-            " (actor.ppo_mini_batch_size or data.train_batch_size)"
+            f" ({who}.ppo_mini_batch_size or data.train_batch_size)"
         )
 
     @property

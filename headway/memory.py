@@ -38,10 +38,16 @@ def _width(dtype: DtypeOrAuto) -> int:
     return _DTYPE_BYTES[resolve_dtype(dtype, on_gpu=has_gpu())]
 
 
-def learner_rank_memory(job: JobSpec, shape: ModelShape) -> PoolMemory:
-    """One training process; sharded terms are divided by the ranks that share, rounded up."""
+def learner_rank_memory(
+    job: JobSpec, shape: ModelShape, critic: ModelShape | None = None
+) -> PoolMemory:
+    """One training process; sharded terms are divided by the ranks that share, rounded up.
+
+    `critic` is the model that a job's critic starts from, counted with its head of tokens.
+    """
     ranks, params = job.actor.model_ranks, shape.num_params
     shard = -(-params // ranks)
+    critic_shard = -(-critic.num_params // ranks) if critic is not None else 0
     compute = _width(job.actor.compute_dtype)
     copied = compute < 4 or job.actor.strategy == "megatron"
     tokens = longest_row(job)
@@ -51,8 +57,12 @@ def learner_rank_memory(job: JobSpec, shape: ModelShape) -> PoolMemory:
         "reference policy": compute * shard if job.needs_reference else 0,
         "gradients (float32)": 4 * shard,
         "AdamW moments (float32)": 8 * shard,
+        "critic: masters, gradients, AdamW moments (float32)": 16 * critic_shard,
+        "critic: compute copy": compute * critic_shard if compute < 4 else 0,
         "staging copy for publishing": _width(job.rollout.dtype) * params,
-        f"activations, one row of {tokens} tokens": activation_bytes(job, shape, tokens),
+        f"activations, one row of {tokens} tokens": max(  # one model's at a time
+            activation_bytes(job, each, tokens) for each in (shape, critic) if each is not None
+        ),
         "process": _LEARNER_PROCESS_BYTES,
     }
     return PoolMemory({name: size for name, size in terms.items() if size})
@@ -102,9 +112,9 @@ def longest_row(job: JobSpec) -> int:
     return job.data.max_prompt_length + job.rollout.n * job.rollout.max_tokens
 
 
-def checkpoint_bytes(shape: ModelShape) -> int:
-    """One checkpoint: float32 weights and both AdamW moments."""
-    return 12 * shape.num_params
+def checkpoint_bytes(shape: ModelShape, critic: ModelShape | None = None) -> int:
+    """One checkpoint: float32 weights and both AdamW moments, a critic's too."""
+    return 12 * (shape.num_params + (critic.num_params if critic is not None else 0))
 
 
 def export_bytes(job: JobSpec, shape: ModelShape) -> int:

@@ -67,6 +67,14 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Baseline:
+    """What the greedy completion of a prompt earned; it is compared with, not trained on."""
+
+    reward: float
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """One ticket with its n completions: the unit that is delivered and trained."""
 
@@ -77,6 +85,7 @@ class Group:
     start_version: int
     generate_s: float  # seconds from claim to the last token
     score_s: float  # seconds in the reward service
+    baseline: Baseline | None = None  # of jobs that ask for one (`remax`)
 
 
 @dataclass(frozen=True, slots=True)

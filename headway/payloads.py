@@ -14,7 +14,7 @@ import msgpack
 
 from headway import checked
 from headway.errors import InvalidSpec
-from headway.messages import Completion, FinishReason, Group, Ticket, VersionSpan
+from headway.messages import Baseline, Completion, FinishReason, Group, Ticket, VersionSpan
 
 T = TypeVar("T")
 FORMAT = 1  # of ledger payloads; a reader refuses what it does not know
@@ -55,6 +55,8 @@ def pack_group(group: Group) -> bytes:
         group.generate_s,
         group.score_s,
     ]
+    if group.baseline is not None:  # a group without one reads as it always did
+        fields.append([group.baseline.reward, group.baseline.num_tokens])
     return _pack(fields, f"the group of ticket {group.ticket.ticket_id}", MAX_GROUP_BYTES)
 
 
@@ -184,9 +186,17 @@ def _span(fields: Any) -> VersionSpan:
     )
 
 
+def _baseline_from(fields: Any) -> Baseline:
+    reward, num_tokens = checked.row(fields, "a baseline", 2)
+    return Baseline(
+        checked.number(reward, "baseline reward"), checked.whole(num_tokens, "baseline tokens")
+    )
+
+
 def _group_from(fields: Any) -> Group:
-    ticket, completions, node_id, attempt, start_version, generate_s, score_s = checked.row(
-        fields, "a group", 7
+    with_baseline = isinstance(fields, list) and len(fields) == 8
+    ticket, completions, node_id, attempt, start_version, generate_s, score_s, *more = checked.row(
+        fields, "a group", 8 if with_baseline else 7
     )
     group = Group(
         ticket=_ticket_from(ticket),
@@ -196,6 +206,7 @@ def _group_from(fields: Any) -> Group:
         start_version=checked.whole(start_version, "start_version"),
         generate_s=checked.number(generate_s, "generate_s"),
         score_s=checked.number(score_s, "score_s"),
+        baseline=_baseline_from(more[0]) if more else None,
     )
     if len(group.completions) != group.ticket.n:
         raise InvalidSpec(f"{len(group.completions)} completions of {group.ticket.n}")

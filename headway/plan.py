@@ -1,22 +1,19 @@
 """What a job would do and need on this machine, worked out before anything is started.
 
-`check_job` refuses what cannot run anywhere; `make_plan` adds the arithmetic and what
-this machine lacks. Both take a second or so and fetch nothing.
+`make_plan` has the arithmetic, and what this machine lacks. It takes a second or so and fetches
+nothing.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from headway.errors import HeadwayError, InvalidSpec
-from headway.graders import validate_grader
+from headway.errors import HeadwayError
 from headway.jobspec import JobSpec
 from headway.memory import (
     GIB,
@@ -29,8 +26,8 @@ from headway.memory import (
     longest_row,
     rollout_node_memory,
 )
-from headway.model_size import ModelShape, local_folder, read_shape
-from headway.plan_data import check_grader_data_sets, first_item
+from headway.model_size import ModelShape
+from headway.plan_checks import check_job, check_pools, critic_shape
 
 _METRICS_ROW_BYTES = 2_000
 _SAMPLE_BYTES_PER_TOKEN = 6
@@ -65,7 +62,7 @@ class Batch:
 
     groups: int  # B, a step
     completions: int  # B * n, a step
-    max_new_tokens: int  # B * n * max_tokens, a step
+    max_new_tokens: int  # B * n * max_tokens, a step; with a greedy one a group where remax is
     max_row_tokens: int  # one prompt and its n completions, packed
     updates: int  # optimiser updates a step
     steps: int
@@ -92,6 +89,7 @@ class Plan:
     pools: Pools
     batch: Batch
     shape: ModelShape | None
+    critic: ModelShape | None  # what the critic starts from; None: there is none, or not here
     learner: PoolMemory | None  # one rank
     rollout: PoolMemory | None  # one node
     total_memory: int | None
@@ -99,34 +97,6 @@ class Plan:
     files: tuple[PlannedFile, ...]
     problems: tuple[str, ...]
     notes: tuple[str, ...]
-
-
-def check_job(job: JobSpec) -> ModelShape | None:
-    """Refuses a job that no fleet could run; returns the model's shape if it is here.
-
-    InvalidSpec: no such model folder, unknown grader or data set, lengths beyond the model.
-    """
-    folder = local_folder(job.model.path)
-    shape = read_shape(folder) if folder is not None else None
-    _check_grader(job, None)
-    if shape is not None and 0 < shape.max_positions < job.model.max_model_len:
-        raise InvalidSpec(
-            f"model.max_model_len {job.model.max_model_len} is beyond the {shape.max_positions}"
-            f" positions of {job.model.path}"
-        )
-    item = first_item(job.data)
-    if item is not None:
-        _check_grader(job, item)
-    return shape
-
-
-def check_pools(job: JobSpec, num_rollouts: int) -> None:
-    """InvalidSpec when a fleet of this size could never start the job."""
-    if num_rollouts < job.rollout.min_nodes:
-        raise InvalidSpec(
-            f"the job needs {job.rollout.min_nodes} rollout node(s) (rollout.min_nodes) and the"
-            f" fleet would have {num_rollouts}: raise --rollouts"
-        )
 
 
 def this_machine(runs_dir: Path) -> Machine:
@@ -146,11 +116,12 @@ def batch_of(job: JobSpec) -> Batch:
     """The arithmetic of DESIGN section 3: B, n, steps, tickets and the bound on what is open."""
     groups, steps = job.data.train_batch_size, job.trainer.total_training_steps
     completions = groups * job.rollout.n
+    sampled = groups * job.completions_a_ticket
     size = job.data.size if job.data.source == "reasoning_gym" else None
     return Batch(
         groups=groups,
         completions=completions,
-        max_new_tokens=completions * job.rollout.max_tokens,
+        max_new_tokens=sampled * job.rollout.max_tokens,
         max_row_tokens=longest_row(job),
         updates=groups // job.mini_batch_size * job.actor.ppo_epochs,
         steps=steps,
@@ -163,6 +134,7 @@ def batch_of(job: JobSpec) -> Batch:
 def make_plan(job: JobSpec, machine: Machine, pools: Pools, runs_dir: Path) -> Plan:
     """The whole plan. Raises what `check_job` raises; what this machine lacks is in `problems`."""
     shape = check_job(job)
+    critic = critic_shape(job, shape)
     problems, notes = [], []
     try:
         check_pools(job, pools.num_rollouts)
@@ -175,7 +147,7 @@ def make_plan(job: JobSpec, machine: Machine, pools: Pools, runs_dir: Path) -> P
             " and sizes are not known before"
         )
     else:
-        learner = learner_rank_memory(job, shape)
+        learner = learner_rank_memory(job, shape, critic)
         rollout = rollout_node_memory(job, shape, pools.engine)
         nodes = pools.num_rollouts * rollout.total
         total = job.actor.num_ranks * learner.total + nodes + SMALL_SERVICES_BYTES
@@ -184,7 +156,7 @@ def make_plan(job: JobSpec, machine: Machine, pools: Pools, runs_dir: Path) -> P
         problems += _memory_problems(job, machine, total, kv_tokens)
         if not shape.counted:
             notes.append("parameters are worked out from config.json: no safetensors files there")
-    files = planned_files(job, shape, runs_dir)
+    files = planned_files(job, shape, runs_dir, critic)
     needed = sum(file.size or 0 for file in files)
     if needed > machine.free_disk:
         problems.append(
@@ -198,6 +170,7 @@ def make_plan(job: JobSpec, machine: Machine, pools: Pools, runs_dir: Path) -> P
         pools=pools,
         batch=batch_of(job),
         shape=shape,
+        critic=critic,
         learner=learner,
         rollout=rollout,
         total_memory=total,
@@ -209,7 +182,7 @@ def make_plan(job: JobSpec, machine: Machine, pools: Pools, runs_dir: Path) -> P
 
 
 def planned_files(
-    job: JobSpec, shape: ModelShape | None, runs_dir: Path
+    job: JobSpec, shape: ModelShape | None, runs_dir: Path, critic: ModelShape | None = None
 ) -> tuple[PlannedFile, ...]:
     """The run folder's content with its sizes at the end of the job."""
     run = runs_dir / f"{job.name}-<id>"
@@ -220,7 +193,7 @@ def planned_files(
     samples = batch.tickets * job.rollout.n * completion
     record = batch.tickets * job.rollout.n * (_RECORD_BYTES_PER_TOKEN * job.rollout.max_tokens)
     record = min(record + samples, int(job.trainer.max_record_gib * GIB))
-    one = checkpoint_bytes(shape) if shape else None
+    one = checkpoint_bytes(shape, critic) if shape else None
     files = [
         PlannedFile(run / "job.yaml", "the job as resolved", len(job.to_yaml())),
         PlannedFile(run / "environment.json", "versions, machine, seeds, hashes", 8_000),
@@ -247,11 +220,6 @@ def gib(size: float) -> str:
         if size >= step:
             return f"{size / step:.1f} {unit}"
     return f"{size:.0f} B"
-
-
-def _check_grader(job: JobSpec, item: Mapping[str, Any] | None) -> None:
-    grader = validate_grader(job.reward.grader, item, "reward.grader")
-    check_grader_data_sets(grader, "reward.grader")
 
 
 def _memory_problems(

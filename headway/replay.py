@@ -15,7 +15,7 @@ from headway.jobspec import JobSpec
 from headway.report_data import Row, number_of
 from headway.report_svg import nice
 
-CHANGEABLE: Final = ("algorithm.", "actor.", "trainer.export")
+CHANGEABLE: Final = ("algorithm.", "actor.", "critic.", "trainer.critic_warmup", "trainer.export")
 """Beginnings of the keys that a replay may set, save for those in FIXED."""
 
 FIXED: Final = (
@@ -40,6 +40,8 @@ COMPARED: Final = (
     "actor/entropy",
     "actor/pg_clipfrac",
     "actor/ppo_kl",
+    "critic/vf_loss",
+    "critic/vf_explained_var",
     "rollout_corr/kl",
     "rollout_corr/rollout_is_eff_sample_size",
     "rollout_corr/rollout_rs_masked_fraction",
@@ -92,8 +94,8 @@ def changes(run: JobSpec, replay: JobSpec) -> dict[str, tuple[Any, Any]]:
         if key in FIXED or not key.startswith(CHANGEABLE):
             raise InvalidSpec(
                 f"{key} cannot be set in a replay: the recorded groups were made with"
-                f" {found[key][0]}. What can be set is how they are trained on: algorithm.* and"
-                f" actor.*, except {', '.join(FIXED)}"
+                f" {found[key][0]}. What can be set is how they are trained on:"
+                f" algorithm.*, actor.* and critic.*, except {', '.join(FIXED)}"
             )
     return found
 

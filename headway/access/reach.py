@@ -1,10 +1,10 @@
 """What a submitted job may make a service open on its machine: paths under the operator's roots.
 
-A job names paths in `model.path`, `data.name`, `rollout.snapshot_dir` and `algorithm.custom`,
-which the learner runs. A service that others can reach opens only those under `--allow-paths`
-(HEADWAY_ALLOW_PATHS); one on loopback, whose users have this machine's files anyway, opens
-any. Hub names and `wheel:` requirements are no paths: they lead to the hub and the index that
-the operator configured, and a URL in their place is refused.
+A job names paths in `model.path`, `critic.model.path`, `data.name`, `rollout.snapshot_dir` and
+`algorithm.custom`, which the learner runs. A service that others can reach opens only those
+under `--allow-paths` (HEADWAY_ALLOW_PATHS); one on loopback, whose users have this machine's
+files anyway, opens any. Hub names and `wheel:` requirements are no paths: they lead to the hub
+and the index that the operator configured, and a URL in their place is refused.
 """
 
 from __future__ import annotations
@@ -54,9 +54,12 @@ def check_reach(spec: JobSpec, roots: tuple[Path, ...] | None) -> None:
 
 
 def _paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    model = spec.model.path
-    if not is_wheel(model) and (not is_hub_name(model) or Path(model).exists()):
-        yield "model.path", model
+    models = {"model.path": spec.model.path, "critic.model.path": spec.critic.model.path}
+    for key, model in models.items():
+        if model is None or is_wheel(model):
+            continue
+        if not is_hub_name(model) or Path(model).exists():
+            yield key, model
     if spec.data.source != "reasoning_gym":
         yield "data.name", spec.data.name
     if spec.rollout.snapshot_dir is not None:

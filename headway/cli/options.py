@@ -108,12 +108,17 @@ def read_job(path: Path, overrides: Sequence[str]) -> JobSpec:
     if check_model(job.model.path) == "folder":
         folder = str(expand_user(job.model.path, "model.path").absolute())
         job = job.model_copy(update={"model": job.model.model_copy(update={"path": folder})})
+    own = job.critic.model.path
+    if own is not None and check_model(own, "critic.model.path") == "folder":
+        folder = str(expand_user(own, "critic.model.path").absolute())
+        model = job.critic.model.model_copy(update={"path": folder})
+        job = job.model_copy(update={"critic": job.critic.model_copy(update={"model": model})})
     if job.data.source != "reasoning_gym":
         file = str(expand_user(job.data.name, "data.name").absolute())
         job = job.model_copy(update={"data": job.data.model_copy(update={"name": file})})
     if job.algorithm.custom is not None:
-        own = str(expand_user(job.algorithm.custom, "algorithm.custom").absolute())
-        algorithm = job.algorithm.model_copy(update={"custom": own})
+        custom = str(expand_user(job.algorithm.custom, "algorithm.custom").absolute())
+        algorithm = job.algorithm.model_copy(update={"custom": custom})
         job = job.model_copy(update={"algorithm": algorithm})
     return job
 

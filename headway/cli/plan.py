@@ -72,7 +72,7 @@ def _text(plan: Plan) -> str:
 def _batch(plan: Plan) -> list[str]:
     batch, job = plan.batch, plan.job
     epochs = "" if batch.data_epochs is None else f", {batch.data_epochs:.3g} passes over the data"
-    return [
+    lines = [
         f"{batch.groups} groups x {job.rollout.n} completions = {batch.completions} completions a"
         f" step, at most {batch.max_new_tokens:,} new tokens",
         f"{batch.updates} optimiser update(s) a step of {job.mini_batch_size} groups; a packed row"
@@ -82,6 +82,14 @@ def _batch(plan: Plan) -> list[str]:
         f" {batch.max_outstanding_groups} groups started and not yet trained on; no token lags"
         f" more than {job.algorithm.max_policy_lag} version(s)",
     ]
+    if job.has_critic:
+        critic_updates = batch.groups // job.critic_mini_batch_size * job.critic_epochs
+        lines.insert(
+            2,
+            f"{critic_updates} update(s) a step of the critic, of {job.critic_mini_batch_size}"
+            f" groups; it alone is trained in the first {job.trainer.critic_warmup} steps",
+        )
+    return lines
 
 
 def _pools(plan: Plan) -> list[str]:
@@ -97,6 +105,8 @@ def _memory(plan: Plan) -> list[str]:
     if plan.shape is None or plan.learner is None or plan.rollout is None:
         return []
     lines = [f"model: {plan.shape.num_params:,} parameters"]
+    if plan.critic is not None:
+        lines.append(f"critic: {plan.critic.num_params:,} parameters")
     for name, pool, count in (
         ("learner rank", plan.learner, plan.job.actor.num_ranks),
         ("rollout node", plan.rollout, plan.pools.num_rollouts),

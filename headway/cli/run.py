@@ -18,7 +18,7 @@ from headway.fleet.state import read_state
 from headway.follow import follow, open_view
 from headway.jobs import JobRecord
 from headway.jobspec import JobSpec
-from headway.plan import check_job
+from headway.plan_checks import check_job
 from headway.report import write_report
 
 

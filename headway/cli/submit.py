@@ -21,7 +21,7 @@ from headway.cli.options import (
 )
 from headway.follow import follow, open_view
 from headway.jobs import record_to_dict
-from headway.plan import check_job
+from headway.plan_checks import check_job
 
 
 @click.command("submit")

@@ -10,6 +10,8 @@ ADVANTAGES = (
 )  # fmt: skip
 WITHOUT_GROUPS = ("reinforce_plus_plus", "remax", "gae")
 """Advantages that do not compare the completions of one prompt."""
+PER_TOKEN = ("reinforce_plus_plus", "gae")
+"""Advantages that differ from token to token."""
 
 POLICY_LOSSES = ("ppo_clip", "gspo", "cispo", "sapo", "gmpo", "gpg", "reinforce")
 SEQUENCE_MEANS = ("gspo", "sapo", "gmpo")

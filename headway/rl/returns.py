@@ -9,6 +9,8 @@ tokens before it would get nothing.)
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -72,3 +74,21 @@ def whitened(values: Tensor, mean: float, variance: float) -> Tensor:
 def unbiased_variance(square_sum: float, count: float) -> float:
     """Σ (x - mean)² / (count - 1); 0 for fewer than two values, which whiten to zero."""
     return square_sum / (count - 1) if count > 1 else 0.0
+
+
+def explained_variance(
+    values: Tensor, returns: Tensor, add_up: Callable[[Sequence[float]], list[float]]
+) -> float:
+    """1 - Var(R - V) / Var(R) over values [T] that lie on all ranks; NaN where R is constant.
+
+    1: the critic foresees every return; 0: no better than one number for all; below 0: worse.
+    `add_up` adds numbers up over the ranks. (verl adds 1e-5 to Var(R), and so has a number
+    for constant returns.)
+    """
+    parts = (returns, returns - values)
+    count, *sums = add_up([float(len(values)), *(float(x.sum()) for x in parts)])
+    means = [total / max(count, 1.0) for total in sums]
+    squares = add_up(
+        [float((x - mean).square().sum()) for x, mean in zip(parts, means, strict=True)]
+    )
+    return 1.0 - squares[1] / squares[0] if squares[0] > 0 else float("nan")

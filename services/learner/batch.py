@@ -24,6 +24,7 @@ class Labelled:
     graded: Tensor  # bool [n]: has a reward
     rewards: Tensor  # float64 [n], penalties taken off; 0 where not graded
     masks: tuple[Tensor, ...]  # n of bool [tokens]: may be trained on; empty where not graded
+    baseline: float | None = None  # reward of the greedy completion, penalties taken off
 
     def lengths(self) -> Tensor:
         """Tokens that may be trained on, int64 [n]."""
@@ -109,7 +110,10 @@ def label(
             else _lag_mask(completion, group, step, late, max_policy_lag)
             for completion in group.completions
         )
-        labelled.append(Labelled(group, graded, rewards, masks))
+        baseline = None if group.baseline is None else group.baseline.reward
+        if baseline is not None and group.baseline is not None and penalty is not None:
+            baseline += float(penalty(torch.tensor(group.baseline.num_tokens)))
+        labelled.append(Labelled(group, graded, rewards, masks, baseline))
     return labelled
 
 

@@ -24,7 +24,7 @@ def load_custom(algorithm: AlgorithmSpec) -> None:
                 f"algorithm.custom: {path} failed: {type(error).__name__}: {error}"
             ) from error
     try:
-        if algorithm.adv_estimator != "reinforce_plus_plus":
+        if algorithm.adv_estimator not in (*names.PER_TOKEN, "remax"):
             estimator(algorithm)
         if algorithm.policy_loss not in names.POLICY_LOSSES:
             registry.policy_losses.get(algorithm.policy_loss)

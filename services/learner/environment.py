@@ -27,7 +27,14 @@ _PACKAGES = (
 
 
 def describe(
-    spec: JobSpec, *, model: Path, model_sha256: str, source: Source, rank_cores: int, trainer: str
+    spec: JobSpec,
+    *,
+    model: Path,
+    model_sha256: str,
+    source: Source,
+    rank_cores: int,
+    trainer: str,
+    critic: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Versions, commit, machine, seeds, and SHA-256 of model, data and job."""
     data = source.describe()
@@ -36,6 +43,7 @@ def describe(
         "learner": {**learner(spec, trainer), "cores_per_rank": rank_cores},
         "seeds": {"job": spec.seed, "data": spec.data.seed},
         "model": {"path": spec.model.path, "folder": str(model), "sha256": model_sha256},
+        **({"critic": dict(critic)} if critic else {}),
         "data": {**data, "digest": digest_of(data)},
         "job": {"sha256": spec.digest()},
         "custom": custom_code(spec.algorithm.custom),

@@ -135,6 +135,7 @@ class Lead:
                 source=source,
                 rank_cores=len(os.sched_getaffinity(0)),
                 trainer=settings.trainer.kind,
+                critic=base.critic,
             )
         )
         stream = PromptStream(source, spec, base.tokenizer)

@@ -48,6 +48,8 @@ def group_metrics(groups: Sequence[Group]) -> Row:
     row.update(_spread("critic/rewards", rewards))
     row.update(_spread("response_length", lengths))
     row.update(_spread("prompt_length", [float(len(g.ticket.prompt_ids)) for g in groups]))
+    baselines = [g.baseline.reward for g in groups if g.baseline is not None]
+    row.update(_spread("critic/baseline", baselines))
     row["response_length/clip_ratio"] = _fraction(completions, "length")
     row["response/aborted_ratio"] = _fraction(completions, "aborted")
     row["response/mixed_versions_ratio"] = mean([float(len(c.spans) > 1) for c in completions])

@@ -14,12 +14,14 @@ from headway.rl.aggregate import Counts, denominator
 from headway.rl.flops import training_flops
 from headway.rl.shaping import overlong_penalty
 from services.learner.batch import Batch, Credit, Labelled, label, make_batch
-from services.learner.credit import Costs, credit
+from services.learner.credit import Costs, credit, gae_credit
+from services.learner.critic_trainer import CriticTrainer, table_of
 from services.learner.model import RunsRows
 from services.learner.objective import Objective, Share
 from services.learner.placed import Placed
 from services.learner.reward_kl import KlController, penalise
 from services.learner.step import correct_whole, make_share, recompute
+from services.learner.value_step import ValueMini
 
 Stats = dict[str, float]
 
@@ -37,7 +39,8 @@ class Mini:
 class Plan:
     """A step's mini-batches in order, and what is known of them before any update."""
 
-    minis: list[Mini]
+    minis: list[Mini]  # none in a step in which the critic alone is trained
+    values: list[ValueMini]  # of the critic; none without one
     stats: Stats
 
 
@@ -48,11 +51,12 @@ class Planner:
         self,
         spec: JobSpec,
         placed: Placed,
+        critic: CriticTrainer | None,
         controller: KlController,
         device: torch.device,
     ) -> None:
         self._spec = spec
-        self._policy, self._reference = placed.policy, placed.reference
+        self._policy, self._reference, self._critic = placed.policy, placed.reference, critic
         self._totals, self._shape = placed.totals, placed.shape
         self._controller, self._device = controller, device
 
@@ -62,14 +66,32 @@ class Planner:
         size = spec.mini_batch_size // self._totals.world
         labelled = label(groups, step, late, spec.algorithm.max_policy_lag, self._length_penalty())
         costs, stats = self._kl_in_reward(labelled)
-        credits = credit(labelled, spec.algorithm, self._totals.sum, costs)
+        credits, values, said = self._credit(labelled, costs)
         run_all = Objective(spec.algorithm, spec.actor).beyond_advantages
         shares = [
             self._share(make_batch(labelled[i : i + size], credits[i : i + size], run_all=run_all))
             for i in range(0, len(groups), size)
         ]
-        minis = [self._mini(share, len(shares) * spec.actor.ppo_epochs) for share in shares]
-        return Plan(minis, stats | self._batch_stats(shares))
+        stats |= said | self._batch_stats(shares)
+        if step < spec.trainer.critic_warmup:
+            stats["perf/model_tflop"] = 0.0
+            shares = []
+        if self._critic is not None:
+            stats["perf/model_tflop"] += self._critic.tflop(values)
+        updates = len(shares) * spec.actor.ppo_epochs
+        return Plan([self._mini(share, updates) for share in shares], values, stats)
+
+    def _credit(
+        self, labelled: Sequence[Labelled], costs: Costs | None
+    ) -> tuple[list[Credit], list[ValueMini], Stats]:
+        """Advantages; with a critic also what it is to learn, and how well it knew it."""
+        algorithm, add_up = self._spec.algorithm, self._totals.sum
+        if self._critic is None:
+            return credit(labelled, algorithm, add_up, costs), [], {}
+        minis = self._critic.foresee(labelled)
+        values = table_of(minis, labelled)
+        credits, targets = gae_credit(labelled, values, algorithm, add_up, costs)
+        return credits, minis, self._critic.aim(minis, targets)
 
     def _share(self, batch: Batch) -> Share:
         return make_share(batch, self._device, mode=self._spec.algorithm.loss_agg_mode)

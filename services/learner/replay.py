@@ -92,14 +92,15 @@ async def _lead(
     from services.learner.crew import Crew
     from services.learner.lead import checkpointer
     from services.learner.seat import seat
-    from services.learner.trainers import base_folder, build_trainer
+    from services.learner.trainers import base_folder, build_trainer, critic_facts
 
     folder = base_folder(spec, settings)
-    _check_base(folder, settings, run)
+    critic = critic_facts(spec, settings)
+    _check_base(folder, critic, settings, run)
     seat(spec, settings)
     trainer, share = build_trainer(spec, settings, folder)
     crew = Crew(trainer, share, checkpointer(spec, target), settings.world)
-    _write_environment(spec, settings, folder, run, target)
+    _write_environment(spec, settings, folder, critic, run, target)
     known = {int(row["step"]): row for row in json_lines(run.metrics)}
     total = min(count_steps(run.groups), len(known), limit or spec.trainer.total_training_steps)
     nonfinite = 0
@@ -161,7 +162,9 @@ def _follow(spec: JobSpec, settings: RankSettings, run: RunFolder) -> None:
         follow(trainer, share, checkpointer(spec, target), fetch, target, settings.rank, runner)
 
 
-def _check_base(folder: Path, settings: RankSettings, run: RunFolder) -> None:
+def _check_base(
+    folder: Path, critic: Mapping[str, str] | None, settings: RankSettings, run: RunFolder
+) -> None:
     from headway.models import model_digest
 
     if settings.trainer.kind == "sim":
@@ -172,10 +175,22 @@ def _check_base(folder: Path, settings: RankSettings, run: RunFolder) -> None:
             f"{folder} is not the model that the run started from: its files have changed"
             f" (SHA-256 {model_digest(folder)[:12]}…, the run had {model['sha256'][:12]}…)"
         )
+    known = run.starts()[0].get("critic")
+    if critic is None or known is None or critic["path"] != known["path"]:
+        return
+    if critic["sha256"] != known["sha256"]:
+        raise InvalidSpec(
+            f"{critic['folder']} is not what the run's critic started from: its files have changed"
+        )
 
 
 def _write_environment(
-    spec: JobSpec, settings: RankSettings, folder: Path, run: RunFolder, target: RunFolder
+    spec: JobSpec,
+    settings: RankSettings,
+    folder: Path,
+    critic: Mapping[str, str] | None,
+    run: RunFolder,
+    target: RunFolder,
 ) -> None:
     from services.learner import environment
 
@@ -186,6 +201,7 @@ def _write_environment(
             **environment.software(),
             "learner": environment.learner(spec, settings.trainer.kind),
             "model": {**first["model"], "folder": str(folder)},
+            **({"critic": dict(critic)} if critic else {}),
             "data": first["data"],
             "custom": environment.custom_code(spec.algorithm.custom),
             "job": {"sha256": spec.digest()},

@@ -99,9 +99,10 @@ async def _check_retraceable(
         await patiently(lambda: ledger.take(step))
     except NotFound as error:
         why = str(error)
-    models = [start["model"]["sha256"] for start in folder.starts()]
-    if step == 0 and len(set(models)) > 1:
-        why = why or "the files of model.path have changed since the job started"
+    for what, key in (("model", "model.path"), ("critic", "critic.model.path")):
+        models = {start[what]["sha256"] for start in folder.starts() if what in start}
+        if step == 0 and len(models) > 1:
+            why = why or f"the files of {key} have changed since the job started"
     if not why:
         return
     what = f"usable checkpoint later than step {step}" if step else "usable checkpoint"

@@ -95,6 +95,7 @@ def sample_row(step: int, group: Group) -> dict[str, Any]:
         "prompt": group.ticket.prompt,
         "item": dict(group.ticket.item),
         "completions": [_completion_row(c) for c in group.completions],
+        **({"baseline": group.baseline.reward} if group.baseline is not None else {}),
     }
 
 

@@ -50,6 +50,11 @@ def dummy_row() -> Row:
     return row
 
 
+def padded(rows: Sequence[Row], count: int) -> list[Row | None]:
+    """The rows of one rank and as many empty ones (None) as make `count` passes."""
+    return [*rows, *[None] * (count - len(rows))]
+
+
 @torch.no_grad()
 def recompute(
     policy: RunsRows, share: Share, num_rows: int, temperature: float, device: torch.device
@@ -59,7 +64,7 @@ def recompute(
     All ranks make the same `num_rows` passes, as in `backward`.
     """
     logprobs = torch.zeros(len(share.mask), device=device)
-    for row in _padded(share.rows, num_rows):
+    for row in padded(share.rows, num_rows):
         placed = DeviceRow.of(row or dummy_row(), device)
         found = row_logprobs(policy, placed, temperature)
         if row is not None:
@@ -98,7 +103,7 @@ def backward(
     recorded = Recorded.empty(len(share.mask), device)
     # where π_old is not this very pass, a ratio of completions needs π of all their tokens first
     ahead = objective.algorithm.sequence_ratio and not share.on_policy
-    for i, row in enumerate(_padded(share.rows, num_rows)):
+    for i, row in enumerate(padded(share.rows, num_rows)):
         placed = DeviceRow.of(row or dummy_row(), device)
         before = row_logprobs(policy, placed, temperature) if ahead else None
         last_backward(policy, i == num_rows - 1, device)
@@ -153,7 +158,3 @@ def loss_stats(sums: dict[str, float], divisor: float, actor: ActorSpec) -> dict
 
 def _nothing(logprobs: Tensor, part: slice) -> Tensor:
     return logprobs.sum() * 0.0
-
-
-def _padded(rows: Sequence[Row], count: int) -> list[Row | None]:
-    return [*rows, *[None] * (count - len(rows))]

@@ -19,6 +19,7 @@ from headway.precision import resolve_dtype
 from headway.rl import metrics
 from headway.weights.manifest import combined_digest, digest_of, tensor_bytes
 from headway.weights.packing import Room
+from services.learner.critic_trainer import CriticTrainer
 from services.learner.custom import load_custom
 from services.learner.export import own_dtype, write_model
 from services.learner.fsdp import place_fsdp
@@ -48,11 +49,11 @@ class Trainer(Protocol):
         `late` are ticket ids whose too old tokens are masked. The answer is the same on
         every rank, names as in docs/metrics.md, finite values only. An update whose loss
         or gradient is not finite leaves weights and optimiser as they were;
-        `actor/skipped` is then 1, otherwise 0.
+        `actor/skipped` is then 1 (also for a critic's update), otherwise 0.
         """
 
     def digest(self) -> str:
-        """xxh3-128 of the float32 weights, the same on every rank; empty where it is not kept.
+        """xxh3-128 of all float32 weights, a critic's too, the same on every rank; empty: not kept.
 
         Equal digests are equal bits for the same number of ranks.
         """
@@ -88,8 +89,13 @@ class ModelTrainer:
         rank: int,
         world: int,
         device: torch.device,
+        critic_path: Path | None = None,
     ) -> None:
-        """Loads the model as `place` does. InvalidSpec when it cannot be trained."""
+        """Loads the model as `place` does, and a critic if the job has one.
+
+        The critic starts from `critic_path` (None: the same). InvalidSpec when either cannot be
+        trained.
+        """
         load_custom(spec.algorithm)
         self._source = Path(model_path)
         self._spec = spec
@@ -99,7 +105,17 @@ class ModelTrainer:
         self._policy, self._totals, self._named = placed.policy, placed.totals, placed.named
         self._objective = Objective(spec.algorithm, spec.actor)
         self._kl_controller = KlController(spec.algorithm.kl_ctrl)
-        self._planner = Planner(spec, placed, self._kl_controller, device)
+        self.critic: CriticTrainer | None = None  # open to tests
+        if spec.has_critic:
+            self.critic = CriticTrainer(
+                critic_path or self._source,
+                spec,
+                placed.shape.vocab_size,
+                self._totals,
+                self.compute_dtype,
+                device,
+            )
+        self._planner = Planner(spec, placed, self.critic, self._kl_controller, device)
         self._room = Room()  # for the version to be sent
         self.peak_flops = peak_flops(device, self.compute_dtype)
         self._optimiser = Optimiser(
@@ -109,6 +125,9 @@ class ModelTrainer:
             device=device,
         )
         self._parameters = self._optimiser.parameters
+        self._optimisers = [self._optimiser]
+        if self.critic is not None:
+            self._optimisers.append(self.critic.optimiser)
 
     @property
     def policy(self) -> RunsRows:
@@ -118,21 +137,24 @@ class ModelTrainer:
     def train_step(
         self, step: int, groups: Sequence[Group], late: frozenset[int] = frozenset()
     ) -> Stats:
-        """See `Trainer`. Updates: ppo_epochs over the mini-batches, in the batch's order."""
-        spec = self._spec
+        """See `Trainer`. The critic's updates, then the policy's but for its warm-up steps."""
         plan = self._planner.plan(step, groups, late)
-        lr = self._optimiser.set_lr(step)
-        rows = []
-        for _ in range(spec.actor.ppo_epochs):
-            rows += [self._update(mini) for mini in plan.minis]
-        stats = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
-        stats["actor/skipped"] = max(row["actor/skipped"] for row in rows)
-        stats["training/rollout_probs_diff_max"] = max(
-            row["training/rollout_probs_diff_max"] for row in rows
-        )
-        stats["actor/lr"] = lr
-        stats |= plan.stats
+        stats = {"actor/skipped": 0.0, **plan.stats}
+        if self.critic is not None:
+            stats |= self.critic.train(step, plan.values)
+        if plan.minis:
+            stats |= self._train_policy(step, plan.minis)
+        stats["actor/skipped"] = max(stats["actor/skipped"], stats.get("critic/skipped", 0.0))
         return {name: value for name, value in stats.items() if math.isfinite(value)}
+
+    def _train_policy(self, step: int, minis: Sequence[Mini]) -> Stats:
+        """Updates: ppo_epochs over the mini-batches, in the batch's order."""
+        lr = self._optimiser.set_lr(step)
+        rows = [self._update(mini) for _ in range(self._spec.actor.ppo_epochs) for mini in minis]
+        stats = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+        for name in ("actor/skipped", "training/rollout_probs_diff_max"):
+            stats[name] = max(row[name] for row in rows)
+        return {**stats, "actor/lr": lr}
 
     def _update(self, mini: Mini) -> Stats:
         """One optimiser update on a mini-batch, or none when it is not finite."""
@@ -160,14 +182,17 @@ class ModelTrainer:
 
     def hold(self, until: Future[Any]) -> None:
         """See `Trainer`."""
-        self._optimiser.hold(until)
+        for optimiser in self._optimisers:
+            optimiser.hold(until)
 
     def digest(self) -> str:
         """See `Trainer`. GPUs do not repeat bits: not worth a copy of all weights there."""
         if self._device.type != "cpu":
             return ""
         mine = combined_digest(
-            digest_of(tensor_bytes(own(parameter))) for parameter in self._parameters.values()
+            digest_of(tensor_bytes(own(parameter)))
+            for optimiser in self._optimisers
+            for parameter in optimiser.parameters.values()
         )
         if self._world == 1:
             return mine
@@ -202,6 +227,8 @@ class ModelTrainer:
     def state(self) -> dict[str, Any]:
         """See `Trainer`. Loads at any number of ranks."""
         state: dict[str, Any] = {**self._optimiser.state()}
+        if self.critic is not None:
+            state |= self.critic.optimiser.state("critic_")
         if self._spec.algorithm.kl_ctrl.type == "adaptive":
             state["kl_ctrl"] = {"kl_coef": self._kl_controller.state}
         return state
@@ -215,7 +242,8 @@ class ModelTrainer:
                 raise InvalidSpec(f"the checkpoint is of another model: {kind} differs in names")
             for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name])
-        self._optimiser.refresh()
+        for optimiser in self._optimisers:
+            optimiser.refresh()
 
     def export(self, path: Path) -> None:
         """See `Trainer`. Config and tokenizer are the source folder's."""
@@ -231,10 +259,16 @@ class FsdpTrainer(ModelTrainer):
     """Any `transformers` causal language model, sharded by FSDP2 over several ranks."""
 
     def __init__(
-        self, model_path: str | Path, spec: JobSpec, rank: int, world: int, device: torch.device
+        self,
+        model_path: str | Path,
+        spec: JobSpec,
+        rank: int,
+        world: int,
+        device: torch.device,
+        critic_path: Path | None = None,
     ) -> None:
         """Loads the model. InvalidSpec when the folder or its architecture cannot be trained."""
-        super().__init__(place_fsdp, model_path, spec, rank, world, device)
+        super().__init__(place_fsdp, model_path, spec, rank, world, device, critic_path)
 
     @property
     def policy(self) -> Policy:

@@ -18,7 +18,9 @@ from services.learner.sim_trainer import SimTokenizer, SimTrainer
 from services.learner.train import RankSettings
 from services.learner.trainer import FsdpTrainer, Trainer
 
-_STRATEGIES: Mapping[str, Callable[[Path, JobSpec, int, int, torch.device], Trainer]] = {
+# (model, job, rank, ranks, device, what a critic starts from when it is another) -> the trainer
+Made = Callable[[Path, JobSpec, int, int, torch.device, Path | None], Trainer]
+_STRATEGIES: Mapping[str, Made] = {
     "fsdp": FsdpTrainer,
     "megatron": MegatronTrainer,
 }
@@ -31,11 +33,28 @@ class Base:
     folder: Path
     sha256: str
     tokenizer: Any
+    critic: dict[str, str] | None = None  # path, folder and sha256 of one with its own start
 
 
 def base_folder(spec: JobSpec, settings: RankSettings) -> Path:
     """The model's folder, fetched when it is not here yet."""
     return Path() if settings.trainer.kind == "sim" else resolve_model(spec.model.path)
+
+
+def critic_folder(spec: JobSpec, settings: RankSettings) -> Path | None:
+    """The folder that a critic starts from when it is not the policy's, fetched if need be."""
+    path = spec.critic.model.path
+    if not spec.has_critic or path is None or settings.trainer.kind == "sim":
+        return None
+    return resolve_model(path, key="critic.model.path")
+
+
+def critic_facts(spec: JobSpec, settings: RankSettings) -> dict[str, str] | None:
+    """What environment.json says of that folder."""
+    folder, path = critic_folder(spec, settings), spec.critic.model.path
+    if folder is None or path is None:
+        return None
+    return {"path": path, "folder": str(folder), "sha256": model_digest(folder)}
 
 
 def load_base(spec: JobSpec, settings: RankSettings) -> Base:
@@ -45,7 +64,8 @@ def load_base(spec: JobSpec, settings: RankSettings) -> Base:
     folder = base_folder(spec, settings)
     from transformers import AutoTokenizer
 
-    return Base(folder, model_digest(folder), AutoTokenizer.from_pretrained(folder))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return Base(folder, model_digest(folder), tokenizer, critic_facts(spec, settings))
 
 
 def build_trainer(spec: JobSpec, settings: RankSettings, folder: Path) -> tuple[Trainer, Share]:
@@ -55,8 +75,9 @@ def build_trainer(spec: JobSpec, settings: RankSettings, folder: Path) -> tuple[
         trainer = SimTrainer(spec, settings.rank, settings.world, settings.trainer)
     else:
         device = torch.device(device_of(settings.rank))
+        critic = critic_folder(spec, settings)
         made = _STRATEGIES[spec.actor.strategy]
-        trainer = made(folder, spec, settings.rank, settings.world, device)
+        trainer = made(folder, spec, settings.rank, settings.world, device, critic)
     data_ranks = spec.actor.data_ranks
 
     def shared(ids: Sequence[int], rank: int) -> list[int]:

@@ -19,7 +19,7 @@ class Sampling:
     """How completions are drawn. `top_k` 0 and `top_p` 1 leave the distribution whole."""
 
     max_tokens: int
-    temperature: float = 1.0
+    temperature: float = 1.0  # 0: greedy, the likeliest token each time, whatever the seed
     top_p: float = 1.0
     top_k: int = 0
     min_tokens: int = 0

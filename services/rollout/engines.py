@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from headway.jobspec import JobSpec
@@ -75,6 +75,11 @@ def sampling_of(spec: JobSpec) -> Sampling:
         top_k=rollout.top_k,
         stop=rollout.stop,
     )
+
+
+def greedy_of(spec: JobSpec) -> Sampling:
+    """How the completion that a job's groups are compared with is drawn."""
+    return replace(sampling_of(spec), temperature=0.0, top_p=1.0, top_k=0)
 
 
 class EngineKeeper:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from headway.errors import HeadwayError, NoCapacity, Unavailable
 from headway.jobspec import JobSpec
 from headway.ledger.api import Lease
-from headway.messages import Completion, Score, ScoreItem
+from headway.messages import Baseline, Completion, Score, ScoreItem
 from headway.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -45,19 +45,25 @@ class Scored:
     filter_reason: str
     error_message: str
     score_s: float
+    baseline: Baseline | None = None
 
 
 async def score_group(
-    scores: Scores, job_id: str, spec: JobSpec, lease: Lease, completions: tuple[Completion, ...]
+    scores: Scores,
+    job_id: str,
+    spec: JobSpec,
+    lease: Lease,
+    completions: tuple[Completion, ...],
+    greedy: Completion | None = None,
 ) -> Scored:
-    """Scores all completions of a lease's ticket.
+    """Scores all completions of a lease's ticket, and the greedy one they are compared with.
 
     The filter reason is `reward_error:<kind>` when any has no reward at last, and
     `zero_variance` when all are equal and `algorithm.dynamic_sampling` is on.
     """
     clock = asyncio.get_running_loop().time
     started = clock()
-    scored = list(completions)
+    scored = list(completions) if greedy is None else [*completions, greedy]
     rounds = 1 + (spec.reward.max_rescores if spec.reward.on_error == "rescore" else 0)
     for number in range(rounds):
         missing = [i for i, completion in enumerate(scored) if completion.reward is None]
@@ -73,7 +79,10 @@ async def score_group(
         for i, answer in zip(missing, answers, strict=True):
             scored[i] = _with_score(scored[i], answer)
     reason, message = _judge(scored, spec)
-    return Scored(tuple(scored), reason, message, clock() - started)
+    baseline = None
+    if greedy is not None and (last := scored.pop()).reward is not None:
+        baseline = Baseline(last.reward, len(last.token_ids))
+    return Scored(tuple(scored), reason, message, clock() - started, baseline)
 
 
 async def _scores(

@@ -69,8 +69,12 @@ class SimSettings:
 def plan(
     settings: SimSettings, sampling: Sampling, seed: int, index: int
 ) -> tuple[random.Random, int, FinishReason]:
-    """(what draws the rest, tokens before any stop string, finish reason)."""
-    rng = random.Random(f"{settings.seed}:{seed}:{index}")
+    """(what draws the rest, tokens before any stop string, finish reason).
+
+    Greedy completions of one seed, which is then the prompt's, are all alike.
+    """
+    who = f"greedy:{seed}" if sampling.temperature == 0 else f"{seed}:{index}"
+    rng = random.Random(f"{settings.seed}:{who}")
     wanted = max(settings.lengths.draw(rng), sampling.min_tokens)
     if wanted <= sampling.max_tokens:
         return rng, wanted, "stop"

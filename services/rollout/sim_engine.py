@@ -97,10 +97,12 @@ class SimEngine:
     async def generate(
         self, request_id: str, prompt_ids: tuple[int, ...], n: int, sampling: Sampling, seed: int
     ) -> tuple[Completion, ...]:
-        """n completions, in order. Temperature and truncation change nothing here."""
+        """n completions, in order. Temperature and truncation change nothing here, but for 0."""
         if not self._started:
             raise Unavailable(f"the sim engine is not running; request {request_id} is refused")
         self._advance()
+        if sampling.temperature == 0:  # greedy: the prompt decides, not the seed
+            seed = xxhash.xxh3_64_intdigest(repr(prompt_ids).encode())
         samples = [self._admit(sampling, seed, index) for index in range(n)]
         self._arm()
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from prometheus_client import Counter
@@ -15,7 +17,7 @@ from headway.patience import patiently
 from headway.payloads import pack_group
 from headway.telemetry import get_logger
 from services.rollout.engine import Engine
-from services.rollout.engines import sampling_of
+from services.rollout.engines import greedy_of, sampling_of
 from services.rollout.scoring import Scored, Scores, score_group
 
 log = get_logger(__name__)
@@ -28,6 +30,14 @@ class EventLog(Protocol):
 
     async def append_event(self, kind: str, message: str, **fields: Any) -> str:
         """Adds an event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What was sampled for a ticket."""
+
+    completions: tuple[Completion, ...]  # n
+    greedy: Completion | None = None  # what they are compared with, in jobs that ask for it
 
 
 class TicketWork:
@@ -53,18 +63,15 @@ class TicketWork:
         self._events = events
         self._on_broken = on_broken
         self._sampling = sampling_of(spec)
+        self._greedy = greedy_of(spec) if spec.algorithm.greedy_baseline else None
         self._failures = 0
         self._told: set[str] = set()  # reward error kinds that have had their event
 
-    async def generate(self, lease: Lease) -> tuple[Completion, ...] | None:
-        """n whole completions, or None when the attempt was given up in the ledger."""
-        ticket = lease.ticket
-        request_id = f"{self._job_id}-{ticket.ticket_id}-{lease.token}"
+    async def generate(self, lease: Lease) -> Sampled | None:
+        """Whole completions, or None when the attempt was given up in the ledger."""
         try:
-            completions = await self._engine.generate(
-                request_id, ticket.prompt_ids, ticket.n, self._sampling, ticket.seed
-            )
-            flaw = _flaw(completions, lease)
+            sampled = await self._sample(lease)
+            flaw = _flaw(sampled, lease, with_greedy=self._greedy is not None)
         except Unavailable as error:
             # the engine is gone: the ticket is not to blame, and this node can do no more
             await patiently(lambda: self._ledger.release(lease))
@@ -75,15 +82,15 @@ class TicketWork:
             flaw = error.kind if isinstance(error, HeadwayError) else type(error).__name__
         if not flaw:
             self._failures = 0
-            return completions
+            return sampled
         await self._give_up(lease, flaw)
         return None
 
-    async def score_and_deliver(
-        self, lease: Lease, completions: tuple[Completion, ...], generate_s: float
-    ) -> None:
+    async def score_and_deliver(self, lease: Lease, sampled: Sampled, generate_s: float) -> None:
         """Returns when the ledger has the group, counted it as filtered, or refused it."""
-        scored = await score_group(self._scores, self._job_id, self._spec, lease, completions)
+        scored = await score_group(
+            self._scores, self._job_id, self._spec, lease, sampled.completions, sampled.greedy
+        )
         if scored.filter_reason.startswith("reward_error"):
             await self._tell(lease, scored)
         group = Group(
@@ -94,6 +101,7 @@ class TicketWork:
             start_version=lease.start_version,
             generate_s=generate_s,
             score_s=scored.score_s,
+            baseline=scored.baseline,
         )
         payload = b"" if scored.filter_reason else pack_group(group)
         accepted = await patiently(
@@ -112,6 +120,27 @@ class TicketWork:
             "attempt": lease.attempt,
             "version": self._engine.version,
         }
+
+    async def _sample(self, lease: Lease) -> Sampled:
+        """The ticket's completions, and the greedy one beside them; if either fails, both end."""
+        ticket = lease.ticket
+        request_id = f"{self._job_id}-{ticket.ticket_id}-{lease.token}"
+        drawn = self._engine.generate(
+            request_id, ticket.prompt_ids, ticket.n, self._sampling, ticket.seed
+        )
+        if self._greedy is None:
+            return Sampled(await drawn)
+        likeliest = self._engine.generate(
+            f"{request_id}-greedy", ticket.prompt_ids, 1, self._greedy, ticket.seed
+        )
+        tasks = [asyncio.ensure_future(drawn), asyncio.ensure_future(likeliest)]
+        try:
+            completions, greedy = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return Sampled(completions, greedy[0] if greedy else None)
 
     async def _give_up(self, lease: Lease, flaw: str) -> None:
         self._failures += 1
@@ -138,13 +167,18 @@ class TicketWork:
         await patiently(lambda: self._events.append_event("reward_errors", text, **fields))
 
 
-def _flaw(completions: tuple[Completion, ...], lease: Lease) -> str:
-    """Why a group must not be delivered, or "". A group is whole or it is nothing."""
-    if len(completions) != lease.ticket.n:
+def _flaw(sampled: Sampled, lease: Lease, *, with_greedy: bool) -> str:
+    """Why a group must not be delivered, or "". A group is whole or it is nothing.
+
+    The greedy completion is not trained on, so any version may have sampled it.
+    """
+    completions = sampled.completions
+    every = completions if sampled.greedy is None else (*completions, sampled.greedy)
+    if len(every) != lease.ticket.n + with_greedy:
         return "short_group"
-    if any(completion.finish_reason == "aborted" for completion in completions):
+    if any(completion.finish_reason == "aborted" for completion in every):
         return "aborted"
-    if any(not completion.token_ids for completion in completions):
+    if any(not completion.token_ids for completion in every):
         return "no_tokens"
     if min(completion.oldest_version for completion in completions) < lease.start_version:
         return "older_weights"  # the deadline in the ledger would not hold

@@ -69,7 +69,7 @@ class JobRunner:
         self._work_on = TicketWork(
             job_id, spec, settings.node_id, engine, ledger, scores, events, self._fail
         )
-        self._slots = max(1, spec.rollout.max_num_seqs // spec.rollout.n)
+        self._slots = max(1, spec.rollout.max_num_seqs // spec.completions_a_ticket)
         self._session = secrets.token_hex(8)
         self._num_members = 1
         self._held: dict[int, Held] = {}  # by lease token
@@ -238,12 +238,12 @@ class JobRunner:
         held.task = self._tasks.create_task(work, name=f"ticket-{lease.token}")
 
     async def _work(self, held: Held) -> None:
-        completions = await self._work_on.generate(held.lease)
+        sampled = await self._work_on.generate(held.lease)
         held.sampled_at = _now()
         generate_s = held.sampled_at - held.claimed_at
         self._wake.set()
-        if completions is not None:
-            await self._work_on.score_and_deliver(held.lease, completions, generate_s)
+        if sampled is not None:
+            await self._work_on.score_and_deliver(held.lease, sampled, generate_s)
         self._forget(held)
 
     def _forget(self, held: Held) -> None:

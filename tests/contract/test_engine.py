@@ -210,6 +210,17 @@ async def test_the_seed_decides_and_completions_differ(harness: Harness) -> None
     assert len(set(runs[0])) == 4
 
 
+async def test_greedy_completions_are_alike_whatever_the_seed(harness: Harness) -> None:
+    greedy = Sampling(max_tokens=12, temperature=0.0)
+    first = await harness.engine.generate("g1", PROMPT, 2, greedy, 11)
+    (second,) = await harness.engine.generate("g2", PROMPT, 1, greedy, 12)
+    for completion in (*first, second):
+        check(completion, greedy)
+        assert completion.token_ids == second.token_ids
+    (sampled,) = await harness.engine.generate("g3", PROMPT, 1, Sampling(max_tokens=12), 12)
+    assert sampled.token_ids != second.token_ids
+
+
 async def test_bounds_on_length_hold(harness: Harness) -> None:
     sampling = Sampling(max_tokens=7, min_tokens=7)
     for completion in await harness.engine.generate("bounds", PROMPT, 3, sampling, 5):

@@ -48,6 +48,16 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "algorithm__use_kl_in_reward": True,
         "algorithm__kl_ctrl": {"type": "adaptive", "horizon": 100},
     },
+    "critic": {
+        "algorithm__adv_estimator": "gae",
+        "algorithm__lam": 0.9,
+        "algorithm__use_kl_in_reward": True,
+        "critic__optim__lr": 1e-2,
+        "critic__optim__eps": 1e-4,
+        "critic__ppo_mini_batch_size": 4,
+        "critic__ppo_epochs": 2,
+        "actor__optim__eps": 1e-4,
+    },
 }
 
 

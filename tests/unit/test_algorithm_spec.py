@@ -64,7 +64,7 @@ def test_a_resolved_job_reads_back_as_itself():
 
 
 def test_every_name_of_an_advantage_is_known_to_the_learner():
-    for name in set(names.ADVANTAGES) - {"remax", "gae", "reinforce_plus_plus"}:
+    for name in set(names.ADVANTAGES) - {"remax", *names.PER_TOKEN}:
         assert estimator(job(adv_estimator=name).algorithm) is not None
     whitened = estimator(job(adv_estimator="reinforce_plus_plus_baseline").algorithm)
     assert whitened.whiten
@@ -94,13 +94,12 @@ RC = "rollout_correction"
             {RC: {"rollout_rs": "seq_mean_k4"}},
             r"rollout_rs: there is no seq_mean_k4 \(did you mean",
         ),
-        ({"adv_estimator": "remax"}, "compares with the greedy completion of each prompt"),
-        ({"adv_estimator": "gae"}, "adv_estimator gae needs a critic"),
         (
             {"adv_estimator": "rloo", "norm_adv_by_std_in_grpo": False},
             "belongs to grpo, not to rloo",
         ),
-        ({"gamma": 0.9}, "gamma 0.9 discounts reinforce_plus_plus, not grpo"),
+        ({"gamma": 0.9}, "gamma 0.9 discounts reinforce_plus_plus and gae, not grpo"),
+        ({"lam": 0.9}, "lam 0.9 belongs to gae, not to grpo"),
         ({"policy_loss": "gspo", "loss_agg_mode": "token-mean"}, "policy_loss gspo is a mean over"),
         ({"policy_loss": "sapo", "clip_ratio_c": 3}, "dual clip of ppo_clip, not of sapo"),
         ({"clip_ratio_low": 1.0}, "clip_ratio_low 1 bounds no ratio from below with ppo_clip"),
@@ -137,6 +136,53 @@ def test_one_completion_a_prompt_wants_an_advantage_that_compares_none():
     assert job(one, adv_estimator="mine", custom="mine.py").rollout.n == 1
     with pytest.raises(InvalidSpec, match="dynamic_sampling would filter every group"):
         job(one, adv_estimator="reinforce_plus_plus", dynamic_sampling=True)
+
+
+PPO = {"adv_estimator": "gae", "gamma": 0.99, "lam": 0.95}
+
+
+def with_sections(algorithm: dict[str, Any], **sections: dict[str, Any]) -> JobSpec:
+    raw = job(**algorithm).model_dump(mode="json", exclude_unset=True)
+    for name, values in sections.items():
+        raw[name] = {**raw.get(name, {}), **values}
+    return parse_job(raw)
+
+
+def test_ppo_has_a_critic_as_the_actor_is_unless_told_otherwise():
+    made = with_sections(PPO, actor={"ppo_mini_batch_size": 4, "ppo_epochs": 2})
+    assert made.has_critic and made.critic.optim.lr == 1e-5 and made.actor.optim.lr == 1e-6
+    assert (made.critic_mini_batch_size, made.critic_epochs) == (4, 2)
+    made = with_sections(PPO, critic={"ppo_mini_batch_size": 2, "ppo_epochs": 3})
+    assert (made.critic_mini_batch_size, made.critic_epochs, made.mini_batch_size) == (2, 3, 8)
+    assert parse_job(yaml.safe_load(made.to_yaml())) == made
+    assert not job().has_critic
+    assert parse_job(yaml.safe_load(job().to_yaml())) == job()  # a critic of defaults is none
+    assert job({"n": 1}, **PPO).rollout.n == 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sections", "said"),
+    [
+        ({}, {"critic": {"optim": {"lr": 1e-4}}}, "critic is of the critic, which .* grpo has not"),
+        ({}, {"trainer": {"critic_warmup": 1}}, "trainer.critic_warmup is of the critic"),
+        (PPO, {"trainer": {"critic_warmup": 3}}, "critic_warmup 3 leaves none of the 3 steps"),
+        (PPO, {"actor": {"strategy": "megatron"}}, "actor.strategy megatron has no critic"),
+        (PPO, {"critic": {"ppo_mini_batch_size": 3}}, "critic.ppo_mini_batch_size 3 does not div"),
+        (
+            PPO,
+            {"critic": {"ppo_mini_batch_size": 1}, "actor": {"num_ranks": 2}},
+            "num_ranks 2 does not divide the mini-batch of 1 groups .critic",
+        ),
+        (
+            PPO,
+            {"critic": {"cliprange": 0.2}},
+            r"critic\.cliprange .did you mean critic\.cliprange_v",
+        ),
+    ],
+)
+def test_a_critic_that_does_not_go_is_refused(algorithm, sections, said):
+    with pytest.raises(InvalidSpec, match=said):
+        with_sections(algorithm, **sections)
 
 
 def test_an_overlong_buffer_fits_the_answer():

@@ -16,7 +16,8 @@ from headway.memory import (
     rollout_node_memory,
 )
 from headway.model_size import read_shape
-from headway.plan import Machine, Pools, batch_of, check_job, check_pools, make_plan, planned_files
+from headway.plan import Machine, Pools, batch_of, make_plan, planned_files
+from headway.plan_checks import check_job, check_pools, critic_shape
 from headway.plan_data import first_item, reasoning_gym_datasets, settings_of
 
 MACHINE = Machine(cores=(0, 1), memory=24 * GIB, free_disk=100 * GIB, num_gpus=0)
@@ -109,6 +110,52 @@ def test_learner_memory(tmp_path):
         job(tmp_path, actor={**cut, "compute_dtype": "float32"}), shape
     ).terms
     assert terms["master weights (float32)"] == terms["compute copy"] == 4 * 724  # over 2 of the 4
+
+
+def test_a_critic_is_counted(tmp_path):
+    folder = model_folder(tmp_path / "policy")
+    ppo = {"adv_estimator": "gae"}
+    spec = job(folder, algorithm=ppo, actor={"num_ranks": 2})
+    shape = read_shape(folder)
+    terms = learner_rank_memory(spec, shape, critic_shape(spec, shape)).terms
+    assert terms["critic: masters, gradients, AdamW moments (float32)"] == 16 * 724
+    assert terms["critic: compute copy"] == 2 * 724
+    assert "critic: compute copy" not in learner_rank_memory(job(folder), shape).terms
+    # one of its own: a layer is 592, embeddings 40 * 8, a norm 8
+    own = model_folder(tmp_path / "own", num_hidden_layers=1, vocab_size=40)
+    spec = job(folder, algorithm=ppo, critic={"model": {"path": str(own)}})
+    plan = make_plan(spec, MACHINE, POOLS, tmp_path / "runs")
+    assert plan.critic is not None and plan.critic.num_params == 592 + 320 + 8
+    files = {file.path.name: file.size for file in plan.files}
+    assert files["checkpoints"] == 2 * 12 * (NUM_PARAMS + 920)
+    deep = model_folder(tmp_path / "deep", num_hidden_layers=9)
+    longest = learner_rank_memory(spec, shape, read_shape(deep)).terms
+    name = "activations, one row of 25 tokens"
+    assert (
+        longest[name] == activation_bytes(spec, read_shape(deep), 25) > 2 * plan.learner.terms[name]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocab_size": 31}, "knows 31 tokens and model.path 32"),
+        ({"max_position_embeddings": 63}, "beyond the 63 positions of critic.model.path"),
+    ],
+)
+def test_a_critic_that_cannot_read_the_policy_is_refused(tmp_path, changes, said):
+    own = model_folder(tmp_path / "own", **changes)
+    spec = job(
+        model_folder(tmp_path / "policy"),
+        algorithm={"adv_estimator": "gae"},
+        critic={"model": {"path": str(own)}},
+    )
+    with pytest.raises(InvalidSpec, match=said):
+        check_job(spec)
+    gone = job(tmp_path / "policy", algorithm={"adv_estimator": "gae"},
+               critic={"model": {"path": str(tmp_path / "gone")}})  # fmt: skip
+    with pytest.raises(InvalidSpec, match=r"critic\.model\.path '.*gone': there is no such folder"):
+        check_job(gone)
 
 
 def test_rollout_memory(tmp_path):

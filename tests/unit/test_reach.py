@@ -38,6 +38,8 @@ def test_paths_under_the_roots_and_names_that_are_no_paths(roots, tmp_path, monk
         job(model__path="org/m", data__source="jsonl", data__name=inside + ".jsonl"),
         job(model__path="org/m", rollout__snapshot_dir=inside),
         job(model__path="org/m", algorithm__custom=inside + ".py"),
+        job(algorithm__adv_estimator="gae", model__path="org/m", critic__model={"path": inside}),
+        job(algorithm__adv_estimator="gae", model__path="org/m", critic__model={"path": "org/c"}),
         job(model__path="open/deep"),
         job(model__path="shut/../open/x"),
     ):
@@ -57,6 +59,7 @@ def test_paths_that_lead_out_are_refused_without_a_word_on_what_is_there(
             job(model__path="org/m", data__source="parquet", data__name=path),
             job(model__path="org/m", rollout__snapshot_dir=path),
             job(model__path="org/m", algorithm__custom=path + "/x.py"),
+            job(algorithm__adv_estimator="gae", model__path="org/m", critic__model={"path": path}),
         ):
             with pytest.raises(InvalidSpec) as caught:
                 check_reach(bad, roots)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headway.codec import invite_from_pb, manifest_from_pb, score_from_pb
 from headway.errors import InvalidSpec
-from headway.messages import Completion, Group, Ticket, VersionSpan
+from headway.messages import Baseline, Completion, Group, Ticket, VersionSpan
 from headway.payloads import (
     MAX_TICKET_BYTES,
     check_sizes,
@@ -66,7 +66,7 @@ def completions(draw):
 
 groups = st.builds(
     Group, tickets, st.lists(completions(), min_size=2, max_size=2).map(tuple), text, small,
-    small, real, real,
+    small, real, real, st.none() | st.builds(Baseline, real, small),
 )  # fmt: skip
 
 

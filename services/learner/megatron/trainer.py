@@ -15,7 +15,16 @@ class MegatronTrainer(ModelTrainer):
     """Models of the Llama and Qwen family, their layers cut over neighbouring ranks."""
 
     def __init__(
-        self, model_path: str | Path, spec: JobSpec, rank: int, world: int, device: torch.device
+        self,
+        model_path: str | Path,
+        spec: JobSpec,
+        rank: int,
+        world: int,
+        device: torch.device,
+        critic_path: Path | None = None,
     ) -> None:
-        """Loads the model. InvalidSpec when its architecture, or megatron-core, is missing."""
+        """Loads the model. InvalidSpec when its architecture, or megatron-core, is missing.
+
+        No job of this strategy has a critic.
+        """
         super().__init__(place_megatron, model_path, spec, rank, world, device)
