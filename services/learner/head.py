@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from services.learner.softmax import Room
 from services.learner.vocabulary import WHOLE, Vocabulary
 
 CHUNK_BYTES = 64 << 20  # float32 logits held at once
@@ -44,12 +45,14 @@ def policy_head(
     loss_of: LossOf,
     entropy_weights: Tensor | None = None,
     vocabulary: Vocabulary = WHOLE,
+    cap: float | None = None,
 ) -> HeadOutput:
     """log softmax(hidden Wᵀ / temperature) of the targets, and their loss.
 
-    hidden [S, d], weight [V, d], bias [V] or None. Logits and softmax are float32. `vocabulary`
-    says which rows of the whole the weight has; ranks that share it make the same calls, and
-    each gets the whole gradient of hidden.
+    hidden [S, d], weight [V, d], bias [V] or None. Logits and softmax are float32; `cap` bounds
+    logits by cap · tanh(logits / cap), before the temperature. `vocabulary` says which rows of
+    the whole the weight has; ranks that share it make the same calls, and each gets the whole
+    gradient of hidden.
     `loss_of` is called once a chunk, in order, with log-probs that want a gradient; it
     must be a sum over tokens; `entropy_weights` [T] times the tokens' entropies are taken from
     that sum (an entropy bonus). While a chunk's logits exist their gradient goes straight
@@ -67,6 +70,7 @@ def policy_head(
             loss_of,
             entropy_weights,
             vocabulary,
+            cap,
             torch.is_grad_enabled(),
         ),
     )
@@ -90,50 +94,37 @@ class _PolicyHead(torch.autograd.Function):
         loss_of: LossOf,
         entropy_weights: Tensor | None,
         vocabulary: Vocabulary,
+        cap: float | None,
         wanted: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         grads = _Gradients(hidden, weight, bias) if wanted else None
         rows = chunk_rows(vocabulary.widest or weight.shape[0])
+        rows = min(rows, max(1, hidden.shape[0]))
         bounds = torch.arange(0, hidden.shape[0] + rows, rows).clamp(max=hidden.shape[0])
         cuts = torch.searchsorted(targets.source_of, bounds.to(hidden.device)).tolist()
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         logprobs, entropy = [], []
+        room = Room(rows, weight, vocabulary)
         edges = zip(bounds.tolist(), cuts, strict=True)
         for (start, first), (end, last) in pairwise(edges):
-            logits = torch.nn.functional.linear(hidden[start:end], weight, bias).float()
-            logits.div_(temperature)
+            soft = room.softmax(hidden[start:end], weight, bias, temperature, cap)
             source = targets.source_of[first:last] - start
             target, here = vocabulary.locate(targets.tokens[first:last], weight.shape[0])
-            # log-softmax in place: the chunk's logits become log-probabilities
-            logits -= vocabulary.logsumexp(logits)
-            leaf = vocabulary.pick(logits, source, target, here).requires_grad_(wanted)
+            leaf = vocabulary.pick(soft.logprobs, source, target, here).requires_grad_(wanted)
             logprobs.append(leaf.detach())
-            probs = logits.exp()
-            # entropy of each position
-            spread = vocabulary.sum(-torch.einsum("sv,sv->s", probs, logits))
-            entropy.append(spread[source])
+            entropy.append(soft.entropy[source])
             with torch.enable_grad():
                 part = loss_of(leaf, slice(first, last))
             loss += part.detach()
             bonus = None
             if entropy_weights is not None:
-                bonus = torch.zeros_like(spread).index_add(0, source, entropy_weights[first:last])
-                loss -= (bonus * spread).sum()
+                bonus = torch.zeros_like(soft.entropy)
+                bonus.index_add_(0, source, entropy_weights[first:last])
+                loss -= (bonus * soft.entropy).sum()
             if grads is not None:
                 (slope,) = torch.autograd.grad(part, leaf)
-                if bonus is not None:  # -dH/dz = p (log p + H): an addition to p's own factor
-                    bonus = logits.add_(spread[:, None]).mul_((bonus / temperature)[:, None])
-                grads.add(
-                    probs,
-                    hidden[start:end],
-                    weight,
-                    start,
-                    source,
-                    target,
-                    here,
-                    slope / temperature,
-                    bonus,
-                )
+                dlogits = soft.gradient(source, target, here, slope, bonus)
+                grads.add(dlogits, hidden[start:end], weight, start)
         if grads is not None:
             vocabulary.sum(grads.hidden)
             grads.save(ctx)
@@ -151,12 +142,7 @@ class _PolicyHead(torch.autograd.Function):
             hidden,
             weight,
             bias,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
+            *[None] * 7,
         )
 
 
@@ -169,32 +155,12 @@ class _Gradients:
         self.weight = torch.zeros_like(weight, dtype=torch.float32)
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
 
-    def add(
-        self,
-        probs: Tensor,
-        hidden: Tensor,
-        weight: Tensor,
-        start: int,
-        source: Tensor,
-        target: Tensor,
-        here: Tensor | None,
-        slope: Tensor,
-        bonus: Tensor | None,
-    ) -> None:
-        """d logits = Σ_t slope_t (onehot(target_t) - p) + p bonus; overwrites probs.
-
-        slope [T] and bonus [S, V] are divided by the temperature; target and here are
-        `Vocabulary.locate`'s.
-        """
-        total = torch.zeros(probs.shape[0], device=probs.device).index_add(0, source, slope)
-        dlogits = probs.mul_(-total[:, None] if bonus is None else bonus.sub_(total[:, None]))
-        if here is not None:
-            slope = torch.where(here, slope, 0.0)
-        dlogits.index_put_((source, target), slope, accumulate=True)
+    def add(self, dlogits: Tensor, hidden: Tensor, weight: Tensor, start: int) -> None:
+        """Those of a chunk: float32 dlogits [S, V] of the hidden states from `start`, [S, d]."""
         if self.bias is not None:
             self.bias += dlogits.sum(dim=0)
         dlogits = dlogits.to(self.dtypes[1])
-        self.hidden[start : start + len(hidden)] = dlogits @ weight
+        torch.mm(dlogits, weight, out=self.hidden[start : start + len(hidden)])
         if self.weight.dtype == dlogits.dtype:
             self.weight.addmm_(dlogits.t(), hidden)
         else:

@@ -25,14 +25,13 @@ class Vocabulary:
     widest: int = 0
     group: Any = None
 
-    def logsumexp(self, logits: Tensor) -> Tensor:
-        """log Σ exp over the whole vocabulary, [S, 1], from this rank's logits [S, V of it]."""
-        mine = logits.logsumexp(dim=1)
+    def logsumexp(self, mine: Tensor) -> Tensor:
+        """log Σ exp over the whole vocabulary, [S], from that of this rank's part."""
         if self.group is None:
-            return mine[:, None]
+            return mine
         parts = [torch.empty_like(mine) for _ in range(self.group.size())]
         dist.all_gather(parts, mine, group=self.group)
-        return torch.stack(parts).logsumexp(dim=0)[:, None]
+        return torch.stack(parts).logsumexp(dim=0)
 
     def locate(self, targets: Tensor, rows: int) -> tuple[Tensor, Tensor | None]:
         """The column of each target [T], and which are here (None: all); 0 for one elsewhere."""

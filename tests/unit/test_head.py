@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from services.learner import head as head_module
+from services.learner import softmax as softmax_module
 from services.learner.head import Targets, chunk_rows, policy_head
 
 S, D, V, T = 7, 5, 11, 10
@@ -29,8 +30,17 @@ def loss_of(logprobs: Tensor, part: slice) -> Tensor:
     return (SLOPES[part] * logprobs.exp() + 0.1 * logprobs.square()).sum()
 
 
-def reference(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float):
-    logits = torch.nn.functional.linear(hidden, weight, bias).float() / temperature
+def reference(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    cap: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    logits = torch.nn.functional.linear(hidden, weight, bias).float()
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    logits = logits / temperature
     logs = logits.log_softmax(dim=1)
     entropy = -(logs.exp() * logs).sum(dim=1)[SOURCE_OF]
     logprobs = logs[SOURCE_OF, TARGETS.tokens]
@@ -69,6 +79,39 @@ def test_entropy_bonus_and_its_gradient(monkeypatch, chunk):
     assert float(out.loss.detach()) == pytest.approx(float(loss.detach()), rel=1e-5)
     for mine, other in zip(ours, theirs, strict=True):
         assert torch.allclose(mine.grad, other.grad, atol=1e-4)
+
+
+@pytest.mark.parametrize("with_bonus", [True, False])
+def test_capped_logits_and_their_gradient(monkeypatch, with_bonus):
+    monkeypatch.setattr(head_module, "CHUNK_BYTES", 4 * V * 3)
+    monkeypatch.setattr(softmax_module, "CACHE_BYTES", 4 * V * 2)
+    bonus = torch.linspace(0.0, 2.0, T) if with_bonus else None
+    ours, theirs = tensors(), tensors()
+    out = policy_head(*ours, TARGETS, 0.7, loss_of, bonus, cap=1.5)
+    loss, logprobs, entropy = reference(*theirs, temperature=0.7, cap=1.5)
+    if bonus is not None:
+        loss = loss - (bonus * entropy).sum()
+    out.loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert torch.allclose(out.logprobs, logprobs, atol=1e-6)
+    assert torch.allclose(out.entropy, entropy, atol=1e-6)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine.grad, other.grad, atol=1e-5)
+    free = reference(*tensors(), temperature=0.7)[1]
+    assert (free - logprobs).abs().max() > 0.1  # the cap is felt
+
+
+def test_a_near_certain_token_keeps_its_entropy_and_its_gradient():
+    """p = 1 - 1e-6: both are tiny, and neither is lost in rounding of the large logit."""
+    hidden = torch.tensor([[1.0]])
+    weight = torch.tensor([[40.0], [40.0 - math.log(1e6)]], requires_grad=True)
+    targets = Targets(torch.tensor([0]), torch.tensor([0]))
+    out = policy_head(hidden, weight, None, targets, 1.0, lambda lp, _: lp.sum())
+    out.loss.backward()  # type: ignore[no-untyped-call]
+    assert float(out.entropy) == pytest.approx(1e-6 * (1 + math.log(1e6)), abs=3e-6)
+    assert float(out.entropy) >= 0
+    assert weight.grad is not None
+    assert weight.grad[1].item() == pytest.approx(-1e-6, rel=0.3)
 
 
 def test_uniform_logits_by_hand():
