@@ -14,7 +14,7 @@ means padding, so a model whose padding token is its end token needs no special 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,10 +44,10 @@ class Row:
     targets: Tensor  # [T] the token predicted
     flat: Tensor  # [T] index into the samples' completions, concatenated
 
-    def mask(self) -> Tensor:
+    def mask(self, window: int | None = None) -> Tensor:
         """Who attends to whom, bool [L, L], for reference; rows are queries."""
         index = torch.arange(len(self.tokens))
-        return visible(index, index, self.ends)
+        return visible(index, index, self, window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Block:
     """Queries `start:end` of a row and every key they can see.
 
     In preorder, ancestors of a run of tokens that lie before the run are all
-    ancestors of its first token: one path. So the keys are that path and the run
-    itself, and no mask of L x L is ever made.
+    ancestors of its first token: one path. So the keys are that path (of a window: its
+    end) and the run itself, and no mask of L x L is ever made.
     """
 
     start: int
@@ -65,9 +65,16 @@ class Block:
     mask: Tensor  # bool [end - start, K]
 
 
-def visible(queries: Tensor, keys: Tensor, ends: Tensor) -> Tensor:
-    """Whether each query attends to each key, bool [Q, K]; indices into one row."""
-    return (keys <= queries[:, None]) & (queries[:, None] < ends[keys])
+def visible(queries: Tensor, keys: Tensor, row: Row, window: int | None = None) -> Tensor:
+    """Whether each query attends to each key, bool [Q, K]; indices into the row.
+
+    With a window a token sees itself and the `window - 1` ancestors nearest to it.
+    """
+    at = queries[:, None]
+    seen = (keys <= at) & (at < row.ends[keys])
+    if window is None:
+        return seen
+    return seen & (row.positions[at] - row.positions[keys] < window)
 
 
 def pack(samples: Sequence[Sample], row_tokens: int) -> list[Row]:
@@ -96,7 +103,22 @@ def pack(samples: Sequence[Sample], row_tokens: int) -> list[Row]:
     return rows
 
 
-def blocks(row: Row, block_tokens: int) -> list[Block]:
+def lengthened(row: Row, multiple: int) -> Row:
+    """The row with tokens added up to a multiple of a length: each sees itself alone."""
+    length = len(row.tokens)
+    more = -length % multiple
+    if not more:
+        return row
+    zeros = torch.zeros(more, dtype=row.tokens.dtype)
+    return replace(
+        row,
+        tokens=torch.cat([row.tokens, zeros]),
+        positions=torch.cat([row.positions, zeros]),
+        ends=torch.cat([row.ends, torch.arange(length + 1, length + more + 1)]),
+    )
+
+
+def blocks(row: Row, block_tokens: int, window: int | None = None) -> list[Block]:
     """Cuts a row into runs of at most `block_tokens` queries for attention.
 
     A cut falls where the tree is shallowest, so that a run's path is short.
@@ -110,13 +132,14 @@ def blocks(row: Row, block_tokens: int) -> list[Block]:
         if length - start > block_tokens:
             choices = range(start + (block_tokens + 1) // 2, start + block_tokens + 1)
             end = min(choices, key=lambda i: depth[i])
+        nearest = -1 if window is None else min(depth[start:end]) - window  # no query sees it
         path: list[int] = []
         node = parents[start]
-        while node >= 0:
+        while node >= 0 and depth[node] > nearest:
             path.append(node)
             node = parents[node]
         keys = torch.tensor(path[::-1] + list(range(start, end)))
-        mask = visible(torch.arange(start, end), keys, row.ends)
+        mask = visible(torch.arange(start, end), keys, row, window)
         made.append(Block(start, end, keys, mask))
         start = end
     return made

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from headway.errors import InvalidSpec
 from headway.rl.flops import DecoderShape
-from headway.rl.packing import Row, Sample, pack
+from headway.rl.packing import Row, Sample, lengthened, pack
 from services.learner import attention
+from services.learner.architecture import logit_cap, refuse, short_windows
 from services.learner.head import HeadOutput, LossOf, Targets, policy_head
 
+CHECK_WINDOW = 3  # tokens; the check's longest sequence has 6
 CHECK_TOLERANCE = 1e-3  # of the largest logit; float32 rounding stays far below
 
 
@@ -27,18 +29,19 @@ class DeviceRow:
     sources: Tensor  # [S]
     targets: Targets  # of T completion tokens
     flat: Tensor  # [T] index into the batch's completion tokens
-    tree: attention.Layout
+    tree: attention.Plan
 
     @staticmethod
     def of(row: Row, device: torch.device) -> DeviceRow:
         """Moves a row to the device and plans its attention."""
+        row = lengthened(row, attention.row_multiple(device))
         return DeviceRow(
             tokens=row.tokens[None].to(device),
             positions=row.positions[None].to(device),
             sources=row.sources.to(device),
             targets=Targets(row.source_of.to(device), row.targets.to(device)),
             flat=row.flat.to(device),
-            tree=attention.layout(row, device),
+            tree=attention.plan(row, device),
         )
 
 
@@ -98,6 +101,7 @@ class Policy(Backbone):
             temperature,
             loss_of,
             entropy_weights,
+            cap=logit_cap(self.lm),
         )
 
 
@@ -154,8 +158,10 @@ def prepare(lm: Any) -> Policy:
             module.p = 0.0
     for parameter in lm.parameters():
         parameter.requires_grad_(True)
+    refuse(lm)
     policy = Policy(lm)
-    check_packing(policy)
+    with short_windows(lm, CHECK_WINDOW):
+        check_packing(policy)
     policy.train()
     return policy
 
@@ -182,6 +188,8 @@ def check_packing(policy: Policy) -> None:
     policy.eval()
     try:
         packed = head(policy.hidden(DeviceRow.of(row, torch.device("cpu")))[row.sources]).float()
+        cap = logit_cap(policy.lm)
+        packed = packed if cap is None else cap * torch.tanh(packed / cap)
     except (TypeError, KeyError, AttributeError) as error:
         raise InvalidSpec(f"{name} cannot run packed rows: {error}") from error
     # alone, a sample is a row of its own: the model must then agree with its default attention

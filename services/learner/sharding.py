@@ -21,12 +21,20 @@ def compute_dtype(wanted: DtypeOrAuto, device: torch.device) -> torch.dtype:
 def place(model: Backbone, dtype: torch.dtype, world: int, device: torch.device) -> None:
     """Moves a float32 model to its device; its parameters stay float32 masters.
 
-    One rank has them whole. For several, FSDP2 casts them for compute, gathers and scatters,
-    and adds gradients up in float32 across ranks: as sums, so the loss must already be divided.
+    One rank has them whole; several share them.
     """
     if world == 1:
         model.to(device)
-        return
+    else:
+        shard(model, dtype, world, device)
+
+
+def shard(model: Backbone, dtype: torch.dtype, world: int, device: torch.device) -> None:
+    """Shares a float32 model's parameters among the ranks of the process group.
+
+    FSDP2 casts them for compute, gathers and scatters, and adds gradients up in float32 across
+    ranks: as sums, so the loss must already be divided.
+    """
     mesh = init_device_mesh(device.type, (world,))
     mixed = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False

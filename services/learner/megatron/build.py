@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from headway.errors import InvalidSpec
-from services.learner.attention import Layout, tree_attention
+from services.learner.attention import Plan, tree_attention
 from services.learner.megatron.architecture import Architecture
 
 
@@ -26,7 +26,7 @@ class TreeCore(nn.Module):
     def __init__(self, **_: Any) -> None:
         super().__init__()
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, tree: Layout, **_: Any) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, tree: Plan, **_: Any) -> Tensor:
         """query [L, 1, H, D], key and value [L, 1, KV, D]; returns [L, 1, H D]."""
         q, k, v = (states.permute(1, 2, 0, 3) for states in (query, key, value))
         out, _weights = tree_attention(self, q, k, v, None, tree=tree)
