@@ -144,6 +144,12 @@ class JobSpec(Section):
                 f"data.max_prompt_length {self.data.max_prompt_length} + rollout.max_tokens"
                 f" {self.rollout.max_tokens} exceeds model.max_model_len {self.model.max_model_len}"
             )
+        budget = self.actor.ppo_max_token_len_per_gpu
+        if budget is not None and budget < longest:
+            raise ValueError(
+                f"actor.ppo_max_token_len_per_gpu {budget} is below data.max_prompt_length +"
+                f" rollout.max_tokens = {longest}: no row could hold the longest answer"
+            )
         if self.rollout.max_nodes is not None and self.rollout.max_nodes < self.rollout.min_nodes:
             raise ValueError("rollout.max_nodes is below rollout.min_nodes")
         return self

@@ -37,6 +37,12 @@ class ActorSpec(RanksSpec):
     compute_dtype: DtypeOrAuto = Field(
         default="auto", description="auto: bfloat16 where the machine multiplies it, else float32"
     )
+    ppo_max_token_len_per_gpu: int | None = Field(
+        default=None,
+        ge=1,
+        description="input tokens a row (a forward and backward pass of one rank), on a CPU too;"
+        " default: 2048 on a CPU, 8192 on a GPU",
+    )
     gradient_checkpointing: bool = False
     use_kl_loss: bool = Field(default=False, description="KL to the first weights in the loss")
     kl_loss_coef: float = Field(default=0.001, ge=0)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from headway.jobspec import JobSpec
 from headway.model_size import ModelShape
 from headway.precision import DtypeOrAuto, has_gpu, resolve_dtype
+from headway.row_budget import row_budget
 
 GIB = 1 << 30
 _DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
@@ -108,8 +109,11 @@ def kv_bytes_per_token(job: JobSpec, shape: ModelShape) -> int:
 
 
 def longest_row(job: JobSpec) -> int:
-    """Tokens of the longest training row: one prompt, then its n completions."""
-    return job.data.max_prompt_length + job.rollout.n * job.rollout.max_tokens
+    """Tokens of the longest training row: a rank's groups, up to the row budget."""
+    prompt, answer = job.data.max_prompt_length, job.rollout.max_tokens
+    groups = job.mini_batch_size // job.actor.data_ranks
+    budget = row_budget(job.actor.ppo_max_token_len_per_gpu, on_gpu=has_gpu())
+    return min(groups * (prompt + job.rollout.n * answer), max(budget, prompt + answer))
 
 
 def checkpoint_bytes(shape: ModelShape, critic: ModelShape | None = None) -> int:

@@ -63,7 +63,7 @@ class Batch:
     groups: int  # B, a step
     completions: int  # B * n, a step
     max_new_tokens: int  # B * n * max_tokens, a step; with a greedy one a group where remax is
-    max_row_tokens: int  # one prompt and its n completions, packed
+    max_row_tokens: int  # of one pass of one rank: groups side by side
     updates: int  # optimiser updates a step
     steps: int
     tickets: int  # groups trained on in the whole job

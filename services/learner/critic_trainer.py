@@ -13,12 +13,12 @@ from headway.rl.aggregate import Counts, denominator, token_weights
 from headway.rl.flops import training_flops
 from headway.rl.packing import pack
 from headway.rl.returns import explained_variance
+from headway.row_budget import row_budget
 from services.learner.batch import Credit, Labelled, make_batch
 from services.learner.credit import Table
 from services.learner.critic import Critic, load_critic
 from services.learner.masters import float32_weights
 from services.learner.optimiser import Optimiser
-from services.learner.step import ROW_TOKENS
 from services.learner.totals import Totals
 from services.learner.value_step import SUMS, ValueMini, foresee, value_backward
 
@@ -68,7 +68,8 @@ class CriticTrainer:
         part = labelled[first : first + size]
         nothing = [Credit(torch.zeros_like(item.rewards)) for item in part]
         batch = make_batch(part, nothing, run_all=True)
-        rows = pack(batch.samples, ROW_TOKENS)
+        wanted = self._spec.actor.ppo_max_token_len_per_gpu
+        rows = pack(batch.samples, row_budget(wanted, on_gpu=self._device.type != "cpu"))
         tokens, sequences = self._totals.sum([float(batch.num_tokens), float(batch.num_sequences)])
         (num_rows,) = self._totals.max([float(len(rows))])
         counts = Counts(int(tokens), int(sequences))

@@ -94,7 +94,8 @@ class Planner:
         return credits, minis, self._critic.aim(minis, targets)
 
     def _share(self, batch: Batch) -> Share:
-        return make_share(batch, self._device, mode=self._spec.algorithm.loss_agg_mode)
+        row_tokens = self._spec.actor.ppo_max_token_len_per_gpu
+        return make_share(batch, self._device, row_tokens, self._spec.algorithm.loss_agg_mode)
 
     def _mini(self, share: Share, updates: int) -> Mini:
         batch, algorithm = share.batch, self._spec.algorithm

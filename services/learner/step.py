@@ -12,6 +12,7 @@ from headway.rl import metrics
 from headway.rl.aggregate import token_weights
 from headway.rl.names import Aggregation
 from headway.rl.packing import Row, Sample, pack
+from headway.row_budget import row_budget
 from services.learner.batch import Batch
 from services.learner.model import DeviceRow, RunsRows
 from services.learner.objective import (
@@ -24,19 +25,21 @@ from services.learner.objective import (
 )
 from services.learner.sharding import last_backward
 
-ROW_TOKENS = 1024  # input tokens a row; one forward and backward pass each
-
 
 def make_share(
     batch: Batch,
     device: torch.device,
-    row_tokens: int = ROW_TOKENS,
+    row_tokens: int | None = None,
     mode: Aggregation = "token-mean",
 ) -> Share:
-    """Packs a batch and moves it to the device."""
+    """Packs a batch, groups side by side, and moves it to the device.
+
+    A row has at most `row_tokens` input tokens, by default the device's `row_budget`.
+    """
+    budget = row_budget(row_tokens, on_gpu=device.type != "cpu")
     return Share(
         batch=batch,
-        rows=pack(batch.samples, row_tokens),
+        rows=pack(batch.samples, budget),
         advantages=batch.advantages.to(device),
         rollout_logprobs=batch.rollout_logprobs.to(device),
         mask=batch.mask.to(device),

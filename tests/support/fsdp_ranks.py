@@ -1,6 +1,8 @@
 """One rank of the FSDP test: trains, saves, exports and writes down what it saw.
 
-python -m tests.support.fsdp_ranks RANK WORLD STORE_FILE MODEL FOLDER
+python -m tests.support.fsdp_ranks RANK WORLD STORE_FILE MODEL FOLDER [cut]
+
+With `cut` it is one of the runs that differ only in how a batch is cut into passes.
 """
 
 from __future__ import annotations
@@ -89,6 +91,36 @@ def mine(step: int, rank: int, world: int) -> list[Group]:
     return [groups[i] for i in share(range(4), rank, world, 2)]
 
 
+CUTS: dict[str, dict[str, Any]] = {
+    "few rows": {},
+    "many rows": {"actor__ppo_max_token_len_per_gpu": 64},
+}
+
+
+def cut_run(cut: str, model: Path, rank: int, world: int, *, order: int = 1) -> dict[str, Any]:
+    """Two steps of 8 groups in mini-batches of 4: what they say, and the weights after them.
+
+    `order` -1 has the groups of each mini-batch backwards. One rank has no work in step 1.
+    """
+    spec = job(
+        model,
+        data__train_batch_size=8,
+        actor__ppo_mini_batch_size=4,
+        actor__optim__lr=1e-3,
+        actor__optim__eps=1e-4,
+        algorithm__rollout_correction__type="none",
+        **CUTS[cut],
+    )
+    trainer = FsdpTrainer(model, spec, rank, world, CPU)
+    stats = []
+    for step, equal in enumerate(([], [2])):
+        groups = random_groups(8, 4, seed=40 + step, equal=equal)
+        groups = groups[:4][::order] + groups[4:][::order]
+        chosen = [groups[i] for i in share(range(8), rank, world, 4)]
+        stats.append(trainer.train_step(step, chosen, frozenset(range(8))))
+    return {"stats": stats, "weights": dict(trainer.weights())}
+
+
 def run(rank: int, world: int, model: Path, folder: Path) -> dict[str, Any]:
     """What this rank saw."""
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -125,7 +157,9 @@ def main() -> None:
     store, model, folder = sys.argv[3], Path(sys.argv[4]), Path(sys.argv[5])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    torch.save(run(rank, world, model, folder), folder / f"rank-{rank}.pt")
+    cut = " ".join(sys.argv[6:])
+    found = cut_run(cut, model, rank, world) if cut else run(rank, world, model, folder)
+    torch.save(found, folder / f"rank-{rank}.pt")
     dist.destroy_process_group()
 
 

@@ -83,6 +83,7 @@ BAD_JOBS = [
     ({"reward__grader": {"type": "numeriic"}}, "unknown grader 'numeriic' (did you mean numeric?)"),
     ({"data__name": "chain_sume"}, "no data set 'chain_sume' (did you mean chain_sum?)"),
     ({"actor__ppo_mini_batch_size": 3}, "3 does not divide data.train_batch_size 4"),
+    ({"actor__ppo_max_token_len_per_gpu": 14}, "no row could hold the longest answer"),
     ({"algorithm__max_policy_lag": -1}, "algorithm.max_policy_lag: Input should be greater than"),
     ({"rollout__n": 1}, "needs at least 2"),
     ({"rollout__min_nodes": 2}, "needs 2 rollout node(s) (rollout.min_nodes)"),

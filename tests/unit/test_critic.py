@@ -18,7 +18,6 @@ from torch import Tensor
 from headway.errors import InvalidSpec
 from headway.messages import Group
 from headway.rl.returns import explained_variance
-from services.learner import critic_trainer as critic_module
 from services.learner.trainer import FsdpTrainer
 from tests.support import plain_critic as plain
 from tests.support.learning import completion, group, job, padded_logprobs, random_groups
@@ -75,10 +74,15 @@ def test_values_and_gradients_equal_a_padded_float64_critic(
     tmp_path, monkeypatch, row_tokens, tied
 ):
     model = build_tiny_model(tmp_path / "m", seed=5, num_layers=1, tie_embeddings=tied)
-    monkeypatch.setattr(critic_module, "ROW_TOKENS", row_tokens)
+    rows = {
+        "actor__ppo_max_token_len_per_gpu": row_tokens,
+        "data__max_prompt_length": 10,
+        "rollout__max_tokens": 10,
+    }
     groups = random_groups(4, 4, seed=5, equal=[2])
-    t = with_head(trainer(model, **PPO, **{A + "gamma": 0.9, A + "lam": 0.7}))
-    spec, reference = job(model, **PPO, **{A + "gamma": 0.9, A + "lam": 0.7}), like(t, model)
+    settings = {**PPO, **rows, A + "gamma": 0.9, A + "lam": 0.7}
+    t = with_head(trainer(model, **settings))
+    spec, reference = job(model, **settings), like(t, model)
     values = reference.values(groups)
     assert float(values.detach().std()) > 0.1  # flat values would hide mistakes
     aims = plain.aim(groups, values.tolist(), spec)

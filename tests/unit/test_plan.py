@@ -69,7 +69,10 @@ def test_batch_arithmetic():
     assert batch.groups == 4
     assert batch.completions == 12
     assert batch.max_new_tokens == 60
-    assert batch.max_row_tokens == 10 + 3 * 5
+    assert batch.max_row_tokens == 2 * (10 + 3 * 5)  # a mini-batch of two groups in one row
+    short = job("x", actor={"ppo_max_token_len_per_gpu": 20})
+    assert batch_of(short).max_row_tokens == 20
+    assert batch_of(job("x", data={"train_batch_size": 1000})).max_row_tokens == 2048
     assert batch.updates == 2
     assert batch.tickets == 100
     assert batch.data_epochs == 1.0

@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM
 
 from headway.errors import LedgerViolation
 from headway.messages import Group, VersionSpan
-from services.learner import step as step_module
 from services.learner.batch import share
 from services.learner.sharding import compute_dtype
 from tests.support.learning import batch_of, completion, group, padded_logprobs, random_groups
@@ -81,13 +80,18 @@ def test_step_equals_a_plain_padded_step(model, kind):
         assert clear.any() and float(gap.max()) < 1e-4
 
 
-def test_rows_and_order_do_not_change_the_step(model, monkeypatch):
+def test_rows_and_order_do_not_change_the_step(model):
     groups = random_groups(4, 4, seed=6)
     # π_old is μ here: losses, not only gradients, depend on every token
     whole = trainer(model, algorithm__rollout_correction__type="none")
     a = whole.train_step(0, groups)
-    monkeypatch.setattr(step_module.make_share, "__defaults__", (20, "token-mean"))
-    cut = trainer(model, algorithm__rollout_correction__type="none")
+    cut = trainer(
+        model,
+        algorithm__rollout_correction__type="none",
+        actor__ppo_max_token_len_per_gpu=20,
+        data__max_prompt_length=10,
+        rollout__max_tokens=10,
+    )
     b = cut.train_step(0, groups[::-1])
     work = {"training/packed_tokens", "perf/model_tflop"}
     assert all(b[name] > a[name] for name in work)  # prefixes were repeated

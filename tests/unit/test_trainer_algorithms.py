@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM
 
 from headway.errors import InvalidSpec
 from headway.messages import Group
-from services.learner import step as step_module
 from tests.support.learning import completion, group, job, padded_logprobs, random_groups
 from tests.support.plain_step import Plain, kl, plain_step
 from tests.support.tiny_model import build_tiny_model
@@ -146,11 +145,14 @@ def test_a_second_update_keeps_the_step_s_proximal_policy(model, groups, case):
 
 
 @pytest.mark.parametrize("case", ["reinforce_plus_plus", "gspo bypass", "tis sequence", "norm"])
-def test_rows_and_order_change_nothing(model, groups, monkeypatch, case):
+def test_rows_and_order_change_nothing(model, groups, case):
     a = trainer(model, **CASES[case]).train_step(0, groups)
-    mode = job(model, **CASES[case]).algorithm.loss_agg_mode
-    monkeypatch.setattr(step_module.make_share, "__defaults__", (20, mode))
-    b = trainer(model, **CASES[case]).train_step(0, groups[::-1])
+    short = {
+        "actor__ppo_max_token_len_per_gpu": 20,
+        "data__max_prompt_length": 10,
+        "rollout__max_tokens": 10,
+    }
+    b = trainer(model, **CASES[case], **short).train_step(0, groups[::-1])
     assert b["training/packed_tokens"] > a["training/packed_tokens"]
     for name in a.keys() - {"training/packed_tokens"}:
         assert b[name] == pytest.approx(a[name], abs=2e-5, rel=1e-4), name
