@@ -17,11 +17,11 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from headway.errors import InvalidSpec
 from headway.jobspec_algorithm import AlgorithmSpec, CorrectionSpec, KlCtrlSpec
-from headway.jobspec_section import Section
+from headway.jobspec_section import Gib, Section
 from headway.jobspec_training import ActorSpec, CriticSpec, OptimSpec, TrainerSpec
 from headway.precision import DtypeOrAuto
 from headway.rl import names
-from headway.yamls import load_yaml
+from headway.yamls import check_plain, load_yaml
 
 __all__ = [
     "ActorSpec",
@@ -36,6 +36,9 @@ __all__ = [
     "load_job",
     "parse_job",
 ]
+
+MAX_JOB_BYTES = 256 << 10
+"""Of a job as it is written, in a file or in a request."""
 
 
 class ModelSpec(Section):
@@ -99,7 +102,7 @@ class RolloutSpec(Section):
     max_nodes: int | None = Field(default=None, ge=1, description="nodes used at most")
     enforce_eager: bool = True
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
-    kv_cache_gib: float = Field(default=1.0, gt=0, description="KV cache on CPU engines")
+    kv_cache_gib: Gib = Field(default=1.0, gt=0, description="KV cache on CPU engines")
     max_num_seqs: int = Field(default=64, ge=1, description="completions sampled at once a node")
     update_timeout_s: float = Field(default=20.0, gt=0, le=3600, description="broadcast deadline")
     snapshot_dir: str | None = Field(
@@ -247,13 +250,16 @@ def parse_job(raw: object) -> JobSpec:
         raise InvalidSpec("; ".join(_explain(e) for e in error.errors())) from None
 
 
-def load_job(path: Path, overrides: Sequence[tuple[str, Any]] = ()) -> JobSpec:
+def load_job(
+    path: Path, overrides: Sequence[tuple[str, Any]] = (), max_bytes: int | None = None
+) -> JobSpec:
     """A job from a YAML (or JSON) file. InvalidSpec says what is wrong and where.
 
     `overrides` are (dotted key, value), applied in order before the job is checked.
+    `max_bytes` is the most that a file may have which we did not write ourselves.
     """
     try:
-        raw = load_yaml(path.read_text(encoding="utf-8-sig"))
+        raw = load_yaml(_read_some(path, max_bytes))
     except OSError as error:
         raise InvalidSpec(f"cannot read the job file {path}: {error.strerror}") from None
     except (InvalidSpec, UnicodeDecodeError) as error:
@@ -261,9 +267,19 @@ def load_job(path: Path, overrides: Sequence[tuple[str, Any]] = ()) -> JobSpec:
     try:
         for key, value in overrides:
             _override(raw, key, value)
+        check_plain(raw, "the job")
         return parse_job(raw)
     except InvalidSpec as error:
         raise InvalidSpec(f"{path}: {error}") from None
+
+
+def _read_some(path: Path, max_bytes: int | None) -> str:
+    """The file's text; InvalidSpec when there is more of it, as of a device."""
+    with path.open("rb") as file:
+        data = file.read() if max_bytes is None else file.read(max_bytes + 1)
+    if max_bytes is not None and len(data) > max_bytes:
+        raise InvalidSpec(f"it has more than {max_bytes >> 10} KiB")
+    return data.decode("utf-8-sig")
 
 
 def _override(raw: object, key: str, value: Any) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _END_OF_INTEGERS = 2**31
+
+Gib = Annotated[float, Field(le=1 << 20)]
+"""An amount of memory or disk in GiB, up to what can be multiplied without care."""
 
 
 class Section(BaseModel):

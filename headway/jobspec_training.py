@@ -8,7 +8,7 @@ from pydantic import Field
 
 from headway.jobspec_algorithm import KlForm
 from headway.jobspec_ranks import RanksSpec
-from headway.jobspec_section import Section
+from headway.jobspec_section import Gib, Section
 from headway.precision import DtypeOrAuto
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -96,6 +96,6 @@ class TrainerSpec(Section):
     )
     max_ckpt_to_keep: int = Field(default=2, ge=1)
     export: bool = Field(default=True, description="write model/ (Hugging Face) at the end")
-    max_record_gib: float = Field(
+    max_record_gib: Gib = Field(
         default=4.0, ge=0, description="size of groups.log, for `headway replay`; 0: none"
     )

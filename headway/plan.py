@@ -27,6 +27,7 @@ from headway.memory import (
     rollout_node_memory,
 )
 from headway.model_size import ModelShape
+from headway.models import look_at
 from headway.plan_checks import check_job, check_pools, critic_shape
 
 _METRICS_ROW_BYTES = 2_000
@@ -243,7 +244,7 @@ def _memory_problems(
 
 def _custom_problems(job: JobSpec) -> list[str]:
     custom = job.algorithm.custom
-    if custom is None or Path(custom).expanduser().is_file():
+    if custom is None or look_at(custom, "algorithm.custom").is_file():
         return []
     return [f"algorithm.custom: there is no file {custom}"]
 

@@ -10,7 +10,10 @@ import ast
 import difflib
 import importlib.util
 import re
-from collections.abc import Iterable, Mapping
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ from headway.data.source import open_source
 from headway.errors import InvalidSpec
 from headway.graders import GraderSpec, ReasoningGym, Sum
 from headway.jobspec import DataSpec
+
+_PATIENCE_S = 5.0  # of processor time
 
 # `NAME = "word"` at the top level, and `register_dataset(NAME, Dataset, Settings, …)`.
 _CONSTANT = re.compile(r"""^(\w+)\s*=\s*["'](\w+)["']""", re.MULTILINE)
@@ -38,9 +43,39 @@ def first_item(data: DataSpec) -> Mapping[str, Any] | None:
         if spec is None or spec.origin is None:
             return None
         package = Path(spec.origin).parent
-        with only_data_set(_check_names(data, package), package):
+        with only_data_set(_check_names(data, package), package), _soon(data.name):
             return open_source(data).row(0).item
     return open_source(data).row(0).item
+
+
+class _TooLong(BaseException):
+    """Not an Exception: a generator may try again after those."""
+
+
+@contextmanager
+def _soon(name: str) -> Iterator[None]:
+    """InvalidSpec when making the first problem takes too much of the processor.
+
+    Works in the main thread; elsewhere there is no limit.
+    """
+
+    def end(*_: object) -> None:
+        raise _TooLong
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, _PATIENCE_S)
+    try:
+        yield
+    except _TooLong:
+        raise InvalidSpec(
+            f"data.config of {name}: no problem is made within {_PATIENCE_S:g} s; ask for less"
+        ) from None
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def check_grader_data_sets(grader: GraderSpec, path: str) -> None:

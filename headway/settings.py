@@ -17,6 +17,8 @@ from headway.errors import InvalidSpec
 from headway.ports import address_towards, checked_address, is_host, is_loopback, is_wildcard
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+LEVELS = ("debug", "info", "warning", "error", "critical")
+_MAX_CORES = 8192  # as many as a kernel knows
 
 # Flags that name who we are and whom we let in. They are put into the environment, so that
 # the processes which a service starts are the same to others (`headway.access.process`).
@@ -76,7 +78,12 @@ def add_service_flags(parser: argparse.ArgumentParser, role: str) -> None:
     for flag, text in _ACCESS_FLAGS.items():
         name = _env_name(flag)
         parser.add_argument(flag, default=env.get(name, ""), help=f"{text} (env {name})")
-    parser.add_argument("--log-level", default=env.get("HEADWAY_LOG_LEVEL", "info"))
+    parser.add_argument(
+        "--log-level",
+        type=_level,
+        default=env.get("HEADWAY_LOG_LEVEL") or "info",
+        help=f"{', '.join(LEVELS)} (env HEADWAY_LOG_LEVEL)",
+    )
     parser.set_defaults(role=role)
 
 
@@ -139,7 +146,10 @@ def parse_cores(text: str) -> tuple[int, ...]:
     try:
         for part in filter(None, text.split(",")):
             first, _, last = part.partition("-")
-            cores.update(range(int(first), int(last or first) + 1))
+            low, high = int(first), int(last or first)
+            if not 0 <= low <= high < _MAX_CORES:
+                raise ValueError
+            cores.update(range(low, high + 1))
     except ValueError:
         raise InvalidSpec(f"cores {text!r} are not of the form 0,2-3") from None
     return tuple(sorted(cores))
@@ -147,6 +157,20 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 def _env_name(flag: str) -> str:
     return "HEADWAY_" + flag[2:].replace("-", "_").upper()
+
+
+def check_level(text: str) -> str:
+    """The level in lower case; InvalidSpec for any but those of `LEVELS`."""
+    if text.lower() not in LEVELS:
+        raise InvalidSpec(f"log level {text[:40]!r} is none of {', '.join(LEVELS)}")
+    return text.lower()
+
+
+def _level(text: str) -> str:
+    try:
+        return check_level(text)
+    except InvalidSpec as error:
+        raise argparse.ArgumentTypeError(f"{error} (env HEADWAY_LOG_LEVEL)") from None
 
 
 def _port(text: str) -> int:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
+from itertools import count
 from typing import Any
 
 import yaml
 
 from headway.errors import InvalidSpec
+
+MAX_DEPTH = 40
+_MAX_VALUES = 100_000  # a few hundred bytes of aliases stand for gigabytes
 
 
 class StrictLoader(yaml.SafeLoader):
@@ -35,3 +40,42 @@ def load_yaml(text: str, loader: type[StrictLoader] = StrictLoader) -> Any:
     except (ValueError, yaml.YAMLError, AttributeError) as error:
         # AttributeError: PyYAML on a few malformed tags and timestamps.
         raise InvalidSpec(str(error)) from None
+
+
+def check_plain(value: Any, what: str) -> None:
+    """Refuses what JSON cannot say: dates, bytes, sets, NaN, lone surrogates, deep nests.
+
+    Also what aliases make endless or huge. InvalidSpec names the path; `what` is the whole.
+    """
+    _check(value, "", what, 0, count(1))
+
+
+def _check(value: Any, path: str, what: str, depth: int, seen: count[int]) -> None:
+    if depth > MAX_DEPTH:
+        raise InvalidSpec(f"{what} is nested more than {MAX_DEPTH} deep")
+    if next(seen) > _MAX_VALUES:
+        raise InvalidSpec(f"{what} has more than {_MAX_VALUES} values, aliases written out")
+    where = path or what
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise InvalidSpec(f"{where}: the key {key!r} is not a text")
+            _check(key, where, what, depth + 1, seen)
+            _check(item, f"{path}.{key}" if path else key, what, depth + 1, seen)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check(item, f"{path}.{index}", what, depth + 1, seen)
+    else:
+        _check_leaf(value, where)
+
+
+def _check_leaf(value: Any, where: str) -> None:
+    if isinstance(value, str):
+        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise InvalidSpec(f"{where!a}: half of a surrogate pair is not a character")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidSpec(f"{where}: {value} is not a number")
+    elif value is not None and not isinstance(value, bool | int):
+        kind = type(value).__name__
+        raise InvalidSpec(f"{where}: a {kind} cannot stand here; put it in quotes")

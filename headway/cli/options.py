@@ -14,10 +14,10 @@ from headway.access.secrets import check_no_password, read_secret
 from headway.errors import InvalidSpec, Unavailable
 from headway.fleet.spec import DEFAULT_API_PORT, LocalFleetSpec, split_cores
 from headway.fleet.state import default_state_dir, read_state
-from headway.jobspec import JobSpec, load_job
+from headway.jobspec import MAX_JOB_BYTES, JobSpec, load_job
 from headway.models import check_model, expand_user
 from headway.ports import is_loopback
-from headway.settings import parse_cores
+from headway.settings import check_level, parse_cores
 from headway.yamls import load_yaml
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def fleet_options(command: F) -> F:
     """The options that say how a local fleet is made."""
     options = (
         click.option(
-            "--rollouts", type=click.IntRange(min=0), default=1, show_default=True,
+            "--rollouts", type=click.IntRange(0, 1000), default=1, show_default=True,
             help="Rollout nodes.",
         ),
         click.option(
@@ -84,6 +84,10 @@ def fleet_spec(
     """
     if redis_url and redis_url != os.environ.get("HEADWAY_REDIS_URL"):
         check_no_password(redis_url)
+    try:
+        check_level(os.environ.get("HEADWAY_LOG_LEVEL") or "info")
+    except InvalidSpec as error:
+        raise InvalidSpec(f"HEADWAY_LOG_LEVEL: {error}") from None
     ours = tuple(sorted(os.sched_getaffinity(0)))
     learner, rollout = split_cores(ours)
     return LocalFleetSpec(
@@ -104,7 +108,7 @@ def read_job(path: Path, overrides: Sequence[str]) -> JobSpec:
 
     InvalidSpec for a bad file, override, key or value.
     """
-    job = load_job(path, [parse_override(text) for text in overrides])
+    job = load_job(path, [parse_override(text) for text in overrides], MAX_JOB_BYTES)
     if check_model(job.model.path) == "folder":
         folder = str(expand_user(job.model.path, "model.path").absolute())
         job = job.model_copy(update={"model": job.model.model_copy(update={"path": folder})})
@@ -150,7 +154,10 @@ def connect(given: str | None) -> HeadwayClient:
 
 def is_local(url: str) -> bool:
     """Whether the coordinator is on this machine, so that paths mean the same to it."""
-    return is_loopback(urlsplit(url).hostname or "")
+    try:
+        return is_loopback(urlsplit(url).hostname or "")
+    except ValueError:  # whoever connects says what is wrong with it
+        return False
 
 
 def parse_override(text: str) -> tuple[str, Any]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from headway.data.plain import plain
 from headway.data.source import Row
@@ -22,7 +23,8 @@ _BOM = b"\xef\xbb\xbf"
 class JsonLines:
     """A JSON-lines file; a BOM, CRLF and blank lines are tolerated.
 
-    Every line is checked when the file is opened; only offsets are kept in memory.
+    Every line is checked when the file is opened; only offsets are kept in memory. The file
+    must stay as it was then: what has changed under a job is not read as if it had not.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,6 +34,7 @@ class JsonLines:
         digest = hashlib.sha256()
         offset = 0
         with path.open("rb") as stream:
+            self._stamp = _stamp(stream)
             for number, raw in enumerate(stream, start=1):
                 digest.update(raw)
                 if raw.removeprefix(_BOM if number == 1 else b"").strip():
@@ -46,12 +49,27 @@ class JsonLines:
         return len(self._where)
 
     def row(self, index: int) -> Row:
-        """One row, read again from the file."""
+        """One row, read again from the file. InvalidSpec when the file is another by now."""
         offset, number = self._where[index]
-        with self._path.open("rb") as stream:
+        try:
+            stream = self._path.open("rb")
+        except OSError as error:
+            raise InvalidSpec(f"{self._path}: {error.strerror} since it was opened") from None
+        with stream:
+            self._check_unchanged(stream)
             stream.seek(offset)
             raw = stream.readline()
         return _row(_parse(raw, self._path, number), f"{self._path}:{number}")
+
+    def _check_unchanged(self, stream: BinaryIO) -> None:
+        now = _stamp(stream)
+        if now == self._stamp:
+            return
+        if hashlib.file_digest(stream, "sha256").hexdigest() != self._sha256:
+            raise InvalidSpec(
+                f"{self._path} has changed since it was opened: bring it back, or submit a new job"
+            )
+        self._stamp = now  # touched, or copied: the same bytes
 
     def describe(self) -> dict[str, Any]:
         """File, rows, SHA-256 of its bytes."""
@@ -101,6 +119,12 @@ class Parquet:
         return _described("parquet", self._path, len(self), self._sha256)
 
 
+def _stamp(stream: BinaryIO) -> tuple[int, int, int, int]:
+    """What changes when a file does."""
+    facts = os.fstat(stream.fileno())
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
 def _described(source: str, path: Path, rows: int, sha256: str) -> dict[str, Any]:
     return {"source": source, "file": str(path), "rows": rows, "sha256": sha256}
 
@@ -117,10 +141,21 @@ def _parse(raw: bytes, path: Path, number: int) -> dict[str, Any]:
         ) from None
     except RecursionError:
         raise InvalidSpec(f"{path}:{number}: nested too deeply") from None
+    if b"\\u" in raw and _has_half_a_pair(value):
+        raise InvalidSpec(f"{path}:{number}: half of a surrogate pair is not a character")
     if not isinstance(value, dict):
         raise InvalidSpec(f"{path}:{number}: a row is a JSON object, not {type(value).__name__}")
     row: dict[str, Any] = plain(value)
     return row
+
+
+def _has_half_a_pair(value: Any) -> bool:
+    """Only an escape can say half a character; it fits into nothing that travels."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _row(values: dict[str, Any], where: str) -> Row:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from headway.errors import InvalidSpec
 from headway.jobspec import DataSpec
 from headway.messages import JsonObject
-from headway.models import expand_user
+from headway.models import look_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def open_source(spec: DataSpec) -> Source:
         return ReasoningGym(spec.name, dict(spec.config), seed=spec.seed, size=spec.size)
     if spec.config:
         raise InvalidSpec(f"data.config is for reasoning_gym; a {spec.source} file takes none")
-    path = expand_user(spec.name, "data.name")
+    path = look_at(spec.name, "data.name")
     if not path.is_file():
         raise InvalidSpec(f"data.name {spec.name!r}: there is no such file")
     if spec.source == "jsonl":

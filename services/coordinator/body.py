@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +10,10 @@ import yaml
 
 from headway.errors import InvalidSpec
 from headway.graders import validate_grader
-from headway.jobspec import JobSpec, parse_job
-from headway.yamls import StrictLoader
+from headway.jobspec import MAX_JOB_BYTES, JobSpec, parse_job
+from headway.yamls import MAX_DEPTH, StrictLoader, check_plain
 
-MAX_BODY_BYTES = 256 << 10
-_MAX_DEPTH = 40
+MAX_BODY_BYTES = MAX_JOB_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ def parse_submission(body: bytes, content_type: str) -> Submission:
     raw = _load(body, content_type)
     if not isinstance(raw, dict):
         raise InvalidSpec("the body is not a job: a JSON or YAML mapping is expected")
-    _check_plain(raw, "", 0)
+    check_plain(raw, "the body")
     job_id = raw.pop("job_id", None)
     if job_id is not None and not isinstance(job_id, str):
         raise InvalidSpec("job_id: a text is expected")
@@ -75,32 +73,7 @@ def _load(body: bytes, content_type: str) -> Any:
     try:
         return json.loads(text) if kind == "JSON" else yaml.load(text, _Loader)
     except RecursionError:
-        raise InvalidSpec(f"the body is nested more than {_MAX_DEPTH} deep") from None
+        raise InvalidSpec(f"the body is nested more than {MAX_DEPTH} deep") from None
     except (ValueError, yaml.YAMLError, AttributeError) as error:
         # AttributeError: PyYAML on a few malformed tags and timestamps.
         raise InvalidSpec(f"the body is not {kind}: {error}") from None
-
-
-def _check_plain(value: Any, path: str, depth: int) -> None:
-    """Refuses what JSON cannot say: dates, bytes, sets, NaN, lone surrogates, deep nests."""
-    if depth > _MAX_DEPTH:
-        raise InvalidSpec(f"the body is nested more than {_MAX_DEPTH} deep")
-    where = path or "the body"
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise InvalidSpec(f"{where}: the key {key!r} is not a text")
-            _check_plain(key, where, depth + 1)
-            _check_plain(item, f"{path}.{key}" if path else key, depth + 1)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _check_plain(item, f"{path}.{index}", depth + 1)
-    elif isinstance(value, str):
-        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise InvalidSpec(f"{where!a}: half of a surrogate pair is not a character")
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise InvalidSpec(f"{where}: {value} is not a number")
-    elif value is not None and not isinstance(value, bool | int):
-        kind = type(value).__name__
-        raise InvalidSpec(f"{where}: a {kind} cannot stand here; put it in quotes")

@@ -19,7 +19,7 @@ def load_custom(algorithm: AlgorithmSpec) -> None:
             raise InvalidSpec(f"algorithm.custom: there is no file {path} on the learner's machine")
         try:
             runpy.run_path(str(path.resolve()))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InvalidSpec(
                 f"algorithm.custom: {path} failed: {type(error).__name__}: {error}"
             ) from error

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -158,6 +159,38 @@ def test_s071_nested_values_are_plain_whichever_writer_made_the_file(tmp_path):
     assert seen["plain"][1].item["extra_info"] == {"split": "test", "index": 8}
     for name, rows in seen.items():
         assert rows == seen["plain"], name
+
+
+def written(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_file_that_changes_under_a_job_is_not_read_on(tmp_path):
+    file = written(tmp_path / "data.jsonl", {"prompt": "a", "n": 1}, {"prompt": "b", "n": 2})
+    source = open_source(spec("jsonl", file))
+    os.utime(file, (1, 1))  # touched only
+    assert source.row(1).prompt == "b"
+    copy = tmp_path / "copy"
+    copy.write_bytes(file.read_bytes())
+    copy.replace(file)  # another file, the same bytes
+    assert [source.row(i).prompt for i in (0, 1)] == ["a", "b"]
+    written(file, {"prompt": "a", "n": 1}, {"prompt": "c", "n": 2})  # as long as before
+    os.utime(file, (2, 2))
+    with pytest.raises(InvalidSpec, match=r"data\.jsonl has changed since it was opened"):
+        source.row(1)
+    file.unlink()
+    with pytest.raises(InvalidSpec, match=r"data\.jsonl: No such file"):
+        source.row(0)
+
+
+def test_half_a_character_is_found_when_the_file_is_opened(tmp_path):
+    file = tmp_path / "data.jsonl"
+    file.write_text(
+        '{"prompt": "\\ud83d\\ude00 fine \\u00e9"}\n{"prompt": "x", "y": ["\\ud800"]}\n'
+    )
+    with pytest.raises(InvalidSpec, match=r"data\.jsonl:2: half of a surrogate pair"):
+        open_source(spec("jsonl", file))
 
 
 def test_a_parquet_file_without_prompts_or_rows_is_refused(tmp_path):

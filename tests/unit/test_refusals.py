@@ -1,13 +1,18 @@
 """Jobs that are refused before anything starts: the file, its values, what it names."""
 
+import itertools
+import signal
 from pathlib import Path
 
 import pytest
 from starlette.requests import Request
 
+from headway import plan_data
 from headway.cli.options import read_job
+from headway.data.source import open_source
 from headway.errors import InvalidSpec
 from headway.graders import validate_grader
+from headway.jobspec import DataSpec
 from headway.plan_data import check_grader_data_sets
 from headway.yamls import load_yaml
 from services.coordinator.body import parse_submission
@@ -53,6 +58,12 @@ def test_the_job_itself_is_taken(tmp_path):
         ("actor.megatron.tensor_model_parallel_size=2", "is for strategy megatron"),
         ("actor.strategy=fsdp3", "actor.strategy: Input should be 'fsdp' or 'megatron'"),
         ("model.path=~nobody-of-this-name/x", "model.path '~nobody-of-this-name/x': there is no"),
+        ("model.path=/tmp/" + "a" * 300, "File name too long"),
+        ("trainer.max_record_gib=1e308", "trainer.max_record_gib: Input should be less than"),
+        ("rollout.kv_cache_gib=1e308", "rollout.kv_cache_gib: Input should be less than"),
+        ("data.config.min_terms=2001-01-01", "data.config.min_terms: a date cannot stand here"),
+        ("data.config.min_terms=.nan", "data.config.min_terms: nan is not a number"),
+        ('data.suffix="\\uD800"', "'data.suffix': half of a surrogate pair"),
     ],
 )
 def test_values_that_no_job_could_live_with(tmp_path, override, said):
@@ -84,6 +95,40 @@ def test_ranks_that_share_layers_have_groups_in_common(tmp_path):
 def test_a_data_file_in_a_home_that_is_not_there(tmp_path):
     text = JOB.replace("reasoning_gym, name: chain_sum", "jsonl, name: ~nobody-of-this-name/x")
     assert "data.name '~nobody-of-this-name/x': there is no" in refused(tmp_path, text)
+
+
+def test_a_data_file_whose_name_is_too_long():
+    data = DataSpec(source="jsonl", name="/tmp/" + "a" * 300)
+    with pytest.raises(InvalidSpec, match=r"^data\.name '/tmp/a+': File name too long$"):
+        open_source(data)
+
+
+def test_aliases_that_stand_for_gigabytes(tmp_path):
+    """Nine levels of nine: 387 million values in as many bytes as this line has."""
+    levels = [f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]"
+              for before, name in itertools.pairwise("abcdefghi")]  # fmt: skip
+    said = refused(tmp_path, "\n".join([JOB, "a: &a [1,1,1,1,1,1,1,1,1]", *levels]))
+    assert "the job has more than 100000 values, aliases written out" in said
+
+
+def test_aliases_that_lead_to_themselves(tmp_path):
+    text = JOB.replace("name: chain_sum", "name: chain_sum, config: &a {x: *a}")
+    assert "the job is nested more than 40 deep" in refused(tmp_path, text)
+
+
+def test_a_file_that_does_not_end():
+    with pytest.raises(InvalidSpec, match="/dev/zero is not YAML: it has more than 256 KiB"):
+        read_job(Path("/dev/zero"), ())
+
+
+def test_a_data_set_that_never_makes_a_problem(monkeypatch):
+    """Work without end; the limit is one of processor time, so a busy machine changes nothing."""
+    monkeypatch.setattr(plan_data, "_PATIENCE_S", 0.3)
+    config = {"min_terms": 10**9, "max_terms": 10**9}
+    data = DataSpec(source="reasoning_gym", name="chain_sum", config=config)
+    with pytest.raises(InvalidSpec, match=r"data\.config of chain_sum: no problem is made within"):
+        plan_data.first_item(data)
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 
 
 def test_a_key_that_stands_twice_is_refused_in_files_and_bodies(tmp_path):
