@@ -21,6 +21,7 @@ from headway.telemetry import get_logger
 
 log = get_logger(__name__)
 _PR_SET_PDEATHSIG = 1
+_EXIT_CODES = {"invalid": 2, "conflict": 2, "unavailable": 3, "unauthorized": 3}
 
 
 class Lifecycle:
@@ -91,7 +92,8 @@ def run(main: Callable[[Lifecycle], Awaitable[None]]) -> int:
     """Runs a service to its end; returns the process's exit code.
 
     0: asked to stop and drained. 1: a task or `main` failed. 2: bad settings
-    (InvalidSpec). 3: something it needs cannot be reached (Unavailable).
+    (InvalidSpec), or another is there already (Conflict). 3: something it needs cannot be
+    reached (Unavailable).
     """
     return asyncio.run(_run(main))
 
@@ -112,7 +114,7 @@ async def _run(main: Callable[[Lifecycle], Awaitable[None]]) -> int:
     except HeadwayError as error:
         log.error("%s", error, extra={"kind": error.kind})
         print(f"error: {error}", file=sys.stderr)
-        return {"invalid": 2, "unavailable": 3, "unauthorized": 3}.get(error.kind, 1)
+        return _EXIT_CODES.get(error.kind, 1)
     except Exception:
         log.exception("the service failed")
         return 1

@@ -40,7 +40,13 @@ LEDGER_CALLS: Final[Mapping[Service, frozenset[str]]] = {
 
 _ANY_JOB: Final = "*"
 _PAYLOADS: Final = frozenset({"hmget"})
-_JOBS: Final = ("hw:jobs", "hw:jobs:active", "hw:idempotency:*", job_key(_ANY_JOB, "record"))
+_JOBS: Final = (
+    "hw:coordinator",
+    "hw:jobs",
+    "hw:jobs:active",
+    "hw:idempotency:*",
+    job_key(_ANY_JOB, "record"),
+)
 _JOB_COMMANDS: Final = frozenset(
     {
         "get",
@@ -54,6 +60,8 @@ _JOB_COMMANDS: Final = frozenset(
         "xrange",
         "xrevrange",
         "info",
+        "pttl",
+        "pexpire",
     }
 )
 

@@ -106,6 +106,13 @@ _REPLIES: dict[str, type[HeadwayError]] = {
 }
 """First words of the error replies that our own scripts give."""
 
+_PASSING: dict[str, str] = {
+    "MISCONF": "cannot write its file: see to the disk that holds it; it takes up again by itself",
+    "BUSY": "is busy with a script",
+    "NOREPLICAS": "has fewer replicas than it was told to write to",
+}
+"""First words of the server's own refusals that pass, and what they mean."""
+
 
 def headway_error(error: rex.RedisError, where: str) -> HeadwayError:
     """The Headway error that says what Redis at `where` refused, and what to do."""
@@ -124,6 +131,8 @@ def headway_error(error: rex.RedisError, where: str) -> HeadwayError:
         return Unauthorized(
             f"Redis at {where} refused the login: wrong or missing password in the Redis URL"
         )
+    if code in _PASSING:
+        return Unavailable(f"Redis at {where} {_PASSING[code]}: {text}")
     if isinstance(error, rex.BusyLoadingError):
         return Unavailable(f"Redis at {where} is still loading its data")
     if isinstance(error, rex.ReadOnlyError):

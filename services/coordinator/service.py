@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headway.lifecycle import Lifecycle
+import asyncio
+
+from headway.lifecycle import Lifecycle, end_tasks
 from headway.ports import with_port
 from headway.redis_client import connect
 from headway.rpc import grpc_server
@@ -14,6 +16,7 @@ from services.coordinator.fleet import FleetRegistry
 from services.coordinator.rest import build_app
 from services.coordinator.rpc import register_fleet
 from services.coordinator.store import JobStore
+from services.coordinator.tenure import Tenure
 
 log = get_logger(__name__)
 
@@ -21,10 +24,17 @@ log = get_logger(__name__)
 async def serve(
     settings: ServiceSettings, heartbeat_s: float, lost_after_s: float, lifecycle: Lifecycle
 ) -> None:
-    """Serves until the lifecycle stops. Unavailable when Redis or a port cannot be had."""
+    """Serves until the lifecycle stops.
+
+    Unavailable when Redis or a port cannot be had, Conflict when another coordinator has
+    the Redis.
+    """
     redis = connect(settings.redis_url)
     coordinator = Coordinator(JobStore(redis), FleetRegistry(lost_after_s))
+    tenure = Tenure(redis)
+    keeping: list[asyncio.Task[None]] = []
     try:
+        await tenure.take()
         await coordinator.reconcile()  # knows the jobs before the first node says hello
         async with (
             grpc_server(
@@ -35,6 +45,7 @@ async def serve(
             ) as http_port,
         ):
             lifecycle.spawn(coordinator.run(), "reconcile")
+            keeping.append(lifecycle.spawn(tenure.keep(), "tenure"))
             log.info(
                 "the coordinator is up",
                 extra={
@@ -44,4 +55,6 @@ async def serve(
             )
             await lifecycle.wait_stopping()
     finally:
+        await end_tasks(keeping)
+        await tenure.leave()
         await redis.aclose()

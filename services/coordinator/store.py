@@ -24,11 +24,14 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from headway.errors import InvalidSpec, NotFound
-from headway.jobs import JobRecord, record_from_dict, record_to_dict
+from headway.errors import Conflict, InvalidSpec, NotFound
+from headway.jobs import STATES, JobRecord, record_from_dict, record_to_dict
 from headway.ledger.keys import job_key
 from headway.redis_client import address, command, headway_error
+from headway.telemetry import get_logger
 from services.coordinator.decisions import Change
+
+log = get_logger(__name__)
 
 ALL_JOBS = "hw:jobs"
 ACTIVE_JOBS = "hw:jobs:active"
@@ -46,6 +49,7 @@ class JobStore:
 
     def __init__(self, redis: Redis) -> None:
         self.redis = redis
+        self._damaged: set[str] = set()  # jobs whose records were told to be so
 
     async def create(self, record: JobRecord) -> tuple[JobRecord, bool]:
         """Adds a job unless its id is taken; the job that has the id, and whether it is new."""
@@ -68,7 +72,7 @@ class JobStore:
     async def find(self, job_id: str) -> JobRecord | None:
         """The job, or None."""
         raw = await self._run("GET", _record_key(job_id))
-        return None if raw is None else _decode(raw)
+        return None if raw is None else _decode(raw, job_id)
 
     async def active(self) -> list[JobRecord]:
         """Jobs that have not ended, oldest first."""
@@ -101,9 +105,10 @@ class JobStore:
             raw = await self._run("GET", key)
             if raw is None:
                 raise NotFound(f"no job {job_id[:80]!r}")
-            change = decide(_decode(raw))
+            record = _decode(raw, job_id)
+            change = decide(record)
             if change is None:
-                return _decode(raw), None
+                return record, None
             if await self._run("EVAL", _COMPARE_AND_SET, 1, key, raw, _encode(change.record)):
                 if change.record.ended:
                     await self._run("ZREM", ACTIVE_JOBS, job_id)
@@ -124,14 +129,26 @@ class JobStore:
         return await command(self.redis, *parts)
 
     async def _get_all(self, job_ids: Sequence[bytes]) -> list[JobRecord]:
+        """The records there are; one that is damaged is passed over, and told once."""
+        names = [job_id.decode(errors="replace") for job_id in job_ids]
         pipeline = self.redis.pipeline(transaction=False)
-        for job_id in job_ids:
-            pipeline.get(_record_key(job_id.decode()))
+        for name in names:
+            pipeline.get(_record_key(name))
         try:
-            found: list[Any] = await pipeline.execute()
+            found: list[Any] = await pipeline.execute(raise_on_error=False)
         except RedisError as error:
             raise headway_error(error, address(self.redis)) from error
-        return [_decode(raw) for raw in found if raw is not None]
+        records = []
+        for name, raw in zip(names, found, strict=True):
+            if isinstance(raw, RedisError) and not str(raw).startswith("WRONGTYPE"):
+                raise headway_error(raw, address(self.redis)) from raw
+            try:
+                records += [] if raw is None else [_decode(raw, name)]
+            except Conflict as error:
+                if name not in self._damaged:
+                    log.error("%s", error, extra={"job_id": name})
+                self._damaged.add(name)
+        return records
 
 
 def _record_key(job_id: str) -> str:
@@ -147,8 +164,19 @@ def _encode(record: JobRecord) -> bytes:
     return json.dumps(record_to_dict(record), separators=(",", ":")).encode()
 
 
-def _decode(raw: bytes) -> JobRecord:
-    return record_from_dict(json.loads(raw))
+def _decode(raw: Any, job_id: str) -> JobRecord:
+    """The record. Conflict when it is none, whoever wrote it."""
+    try:
+        record = record_from_dict(json.loads(raw))
+        _ = record.total_steps, record.min_nodes, record.max_nodes
+        if record.job_id != job_id or record.state not in STATES:
+            raise ValueError("another job's, or in no state")
+        return record
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise Conflict(
+            f"the record of job {job_id[:80]!r} in Redis is damaged ({type(error).__name__}):"
+            f" bring {_record_key(job_id)[:120]} back, or delete it"
+        ) from None
 
 
 def _claim(raw: Any) -> tuple[str, str]:
