@@ -33,6 +33,7 @@ from headway.rest import (
     job_path,
     raise_for,
     submit_request,
+    understood,
     unreachable,
 )
 
@@ -74,11 +75,11 @@ class HeadwayClient:
         InvalidSpec names every fault; NoCapacity says what the fleet lacks (unless
         `queue`, then the job waits for it); Conflict when the id has another spec.
         """
-        return record_from_dict(self._call(**submit_request(spec, job_id, queue, idempotency_key)))
+        return self._record(**submit_request(spec, job_id, queue, idempotency_key))
 
     def job(self, job_id: str) -> JobRecord:
         """One job as it stands. NotFound when there is none of this id."""
-        return record_from_dict(self._call("GET", job_path(job_id)))
+        return self._record("GET", job_path(job_id))
 
     def jobs(self) -> list[JobRecord]:
         """All jobs, newest first."""
@@ -86,8 +87,10 @@ class HeadwayClient:
         after = ""
         while True:
             page = self._call("GET", "/v1/jobs", params={"after": after, "limit": 200})
-            records += [record_from_dict(row) for row in page["jobs"]]
-            if not (after := page["next_after"]):
+            with understood(self._url):
+                records += [record_from_dict(row) for row in page["jobs"]]
+                after = str(page["next_after"])
+            if not after:
                 return records
 
     def events(self, job_id: str, after: str = "", limit: int = 1000) -> Page:
@@ -100,7 +103,7 @@ class HeadwayClient:
 
     def cancel(self, job_id: str) -> JobRecord:
         """Asks for the job's end; safe to repeat. Conflict when it succeeded or failed."""
-        return record_from_dict(self._call("POST", job_path(job_id, "cancel")))
+        return self._record("POST", job_path(job_id, "cancel"))
 
     def waits(self, job_id: str, limit_s: float = DEFAULT_LIMIT_S) -> Row:
         """Who waits for whom: findings, and what they were made from; docs/rest-api.md.
@@ -129,19 +132,25 @@ class HeadwayClient:
                         answer.read()
                         raise_for(answer)
                     yield from reader.updates(answer.iter_lines())
-            except (httpx.TransportError, Unavailable) as error:
+            except (httpx.RequestError, Unavailable) as error:
                 reader.broken(self._url, error)
             if not reader.ended:
                 time.sleep(RETRY_PAUSE_S)
 
     def _page(self, path: str, after: str, limit: int) -> Page:
         page = self._call("GET", path, params={"after": after, "limit": limit})
-        return Page(page["rows"], page["next_after"])
+        with understood(self._url):
+            return Page([dict(row) for row in page["rows"]], str(page["next_after"]))
+
+    def _record(self, method: str, path: str, **request: Any) -> JobRecord:
+        row = self._call(method, path, **request)
+        with understood(self._url):
+            return record_from_dict(row)
 
     def _call(self, method: str, path: str, **request: Any) -> Row:
         try:
             return decode(self._http.request(method, path, **request))
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise unreachable(self._url, error) from None
 
 
@@ -173,13 +182,11 @@ class AsyncHeadwayClient:
         idempotency_key: str | None = None,
     ) -> JobRecord:
         """Submits a job; see HeadwayClient.submit."""
-        return record_from_dict(
-            await self._call(**submit_request(spec, job_id, queue, idempotency_key))
-        )
+        return await self._record(**submit_request(spec, job_id, queue, idempotency_key))
 
     async def job(self, job_id: str) -> JobRecord:
         """One job as it stands. NotFound when there is none of this id."""
-        return record_from_dict(await self._call("GET", job_path(job_id)))
+        return await self._record("GET", job_path(job_id))
 
     async def jobs(self) -> list[JobRecord]:
         """All jobs, newest first."""
@@ -187,8 +194,10 @@ class AsyncHeadwayClient:
         after = ""
         while True:
             page = await self._call("GET", "/v1/jobs", params={"after": after, "limit": 200})
-            records += [record_from_dict(row) for row in page["jobs"]]
-            if not (after := page["next_after"]):
+            with understood(self._url):
+                records += [record_from_dict(row) for row in page["jobs"]]
+                after = str(page["next_after"])
+            if not after:
                 return records
 
     async def events(self, job_id: str, after: str = "", limit: int = 1000) -> Page:
@@ -201,7 +210,7 @@ class AsyncHeadwayClient:
 
     async def cancel(self, job_id: str) -> JobRecord:
         """Asks for the job's end; safe to repeat. Conflict when it succeeded or failed."""
-        return record_from_dict(await self._call("POST", job_path(job_id, "cancel")))
+        return await self._record("POST", job_path(job_id, "cancel"))
 
     async def waits(self, job_id: str, limit_s: float = DEFAULT_LIMIT_S) -> Row:
         """Who waits for whom; see HeadwayClient.waits."""
@@ -227,17 +236,23 @@ class AsyncHeadwayClient:
                     async for line in answer.aiter_lines():
                         for update in reader.updates([line]):
                             yield update
-            except (httpx.TransportError, Unavailable) as error:
+            except (httpx.RequestError, Unavailable) as error:
                 reader.broken(self._url, error)
             if not reader.ended:
                 await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _page(self, path: str, after: str, limit: int) -> Page:
         page = await self._call("GET", path, params={"after": after, "limit": limit})
-        return Page(page["rows"], page["next_after"])
+        with understood(self._url):
+            return Page([dict(row) for row in page["rows"]], str(page["next_after"]))
+
+    async def _record(self, method: str, path: str, **request: Any) -> JobRecord:
+        row = await self._call(method, path, **request)
+        with understood(self._url):
+            return record_from_dict(row)
 
     async def _call(self, method: str, path: str, **request: Any) -> Row:
         try:
             return decode(await self._http.request(method, path, **request))
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise unreachable(self._url, error) from None

@@ -7,6 +7,7 @@ import os
 import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -17,6 +18,7 @@ from headway.access.identity import own_token
 from headway.errors import HeadwayError, InvalidSpec, NotFound, Unavailable
 from headway.jobs import JOB_ID
 from headway.jobspec import JobSpec
+from headway.ports import is_loopback
 
 Row = dict[str, Any]
 TIMEOUT = httpx.Timeout(10.0, connect=3.0)
@@ -80,8 +82,9 @@ class StreamReader:
             if kind == "end":
                 self.ended = True
             elif kind in ("event", "metrics"):
-                self._cursor = fields["id"]
-                yield JobUpdate(kind, json.loads(fields["data"]), self._cursor)  # type: ignore[arg-type]
+                with understood(self.path):
+                    self._cursor, row = fields["id"], dict(json.loads(fields["data"]))
+                yield JobUpdate(kind, row, self._cursor)  # type: ignore[arg-type]
 
     def broken(self, url: str, error: Exception) -> None:
         """Raises Unavailable when no connection gave a line since one broke too long ago.
@@ -97,9 +100,13 @@ class StreamReader:
 def checked_url(url: str) -> httpx.URL:
     """The URL of a coordinator; InvalidSpec when it is none."""
     try:
-        return httpx.URL(url)
+        parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise InvalidSpec(f"{url!r} is not the URL of a coordinator: {error}") from None
+    port_is_one = parsed.port is None or 0 < parsed.port < 65536
+    if parsed.scheme not in ("http", "https") or not parsed.host or not port_is_one:
+        raise InvalidSpec(f"{url!r} is not the URL of a coordinator: write http://HOST:PORT")
+    return parsed
 
 
 def client_options(url: str, token: str | None) -> dict[str, Any]:
@@ -108,8 +115,10 @@ def client_options(url: str, token: str | None) -> dict[str, Any]:
     InvalidSpec for a URL that is none, or a token or CA file that cannot be used.
     """
     shown = own_token() if token is None else token
+    where = checked_url(url)
     return {
-        "base_url": checked_url(url),
+        "base_url": where,
+        "trust_env": not is_loopback(where.host),  # a proxy leads to another machine's loopback
         "headers": {"Authorization": f"Bearer {shown}"} if shown else {},
         "timeout": TIMEOUT,
         "verify": _believed(),
@@ -162,6 +171,15 @@ def decode(answer: httpx.Response) -> Row:
     if not isinstance(body, dict):
         raise Unavailable(f"{answer.url} answered {answer.status_code}, but not as Headway does")
     return body
+
+
+@contextmanager
+def understood(where: str) -> Iterator[None]:
+    """Unavailable when what was answered lacks what a coordinator answers: it is none."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise Unavailable(f"what answers at {where} is no coordinator of this version") from None
 
 
 def raise_for(answer: httpx.Response) -> NoReturn:

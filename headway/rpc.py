@@ -34,6 +34,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.enable_http_proxy", 0),  # http_proxy is for the world outside, not for the fleet
 ]
 _SERVER_OPTIONS = [
     ("grpc.max_send_message_length", MAX_ANSWER_BYTES),

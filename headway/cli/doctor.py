@@ -33,14 +33,18 @@ def command(job_id: str, url: str | None, limit_s: float, as_json: bool) -> int:
     Exit codes: 0 healthy, 1 something is stuck or waits longer than the limit, 2 no such
     job, 3 the coordinator is unreachable.
     """
+    from headway.rest import understood  # httpx is slow to load: --help need not wait for it
+
     address = api_url(url)
     try:
         with connect(address) as client:
             seen = client.waits(job_id, limit_s)
     except Unavailable as error:
         raise Unavailable(f"{error}{_local_processes(url)}") from None
-    click.echo(json.dumps(seen, indent=2) if as_json else _text(seen))
-    return SUCCEEDED if seen["healthy"] else FAILED
+    with understood(address):
+        text, healthy = _text(seen), seen["healthy"]
+    click.echo(json.dumps(seen, indent=2) if as_json else text)
+    return SUCCEEDED if healthy else FAILED
 
 
 def _text(seen: dict[str, Any]) -> str:
