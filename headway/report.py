@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from headway import __version__
-from headway.errors import NotFound
+from headway.errors import NotFound, StorageFailed
 from headway.report_data import Row, RunData, number_of, read_run, sample_lines
 from headway.report_style import STYLE
 from headway.report_svg import Band, Series, finite, line_chart, nice, stack_chart
@@ -24,8 +24,8 @@ _EDGE_STEPS = 5
 def write_report(run_dir: Path) -> Path:
     """Writes report.html into a run folder and returns its path.
 
-    NotFound when there is no such folder or nothing of a run is in it. Missing files and
-    missing, null or NaN values are shown as such.
+    NotFound when there is no such folder or nothing of a run is in it, StorageFailed when
+    it takes no more. Missing files and missing, null or NaN values are shown as such.
     """
     try:
         run = read_run(run_dir)
@@ -35,8 +35,13 @@ def write_report(run_dir: Path) -> Path:
         raise NotFound(f"{run_dir} is no run folder: it has neither job.yaml nor metrics.jsonl")
     target = run_dir / "report.html"
     draft = target.with_name(f".report.{os.getpid()}.tmp")
-    draft.write_text(render(run), encoding="utf-8")
-    draft.replace(target)
+    page = render(run).encode("utf-8", "backslashreplace")
+    try:
+        draft.write_bytes(page)
+        draft.replace(target)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise StorageFailed(f"cannot write {target}: {error.strerror}") from None
     return target
 
 

@@ -233,7 +233,7 @@ class Checkpointer:
 
 def _steps(folder: Path) -> list[int]:
     names = [path.name.removeprefix("step-") for path in folder.glob("step-*")]
-    return [int(name) for name in names if name.isdecimal()]
+    return [int(name) for name in names if name.isdecimal() and name == str(int(name))]
 
 
 def _on_gpu(state: dict[str, Any]) -> bool:

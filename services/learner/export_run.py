@@ -39,7 +39,12 @@ def main(argv: list[str] | None = None) -> int:
         return WRITTEN
     except HeadwayError as error:
         print(f"error: {error}", file=sys.stderr)
-        return BAD if error.kind in ("invalid", "not_found", "no_checkpoint") else FAILED
+        return (
+            BAD if error.kind in ("invalid", "not_found", "no_checkpoint", "conflict") else FAILED
+        )
+    except OSError as error:
+        print(f"error: {args.out} cannot be written: {error}", file=sys.stderr)
+        return FAILED
 
 
 def export_checkpoint(spec: JobSpec, run: RunFolder, target: Path, step: int | None) -> int:

@@ -130,7 +130,7 @@ class Ranks:
         spec = self._spec
         cores = spec.cores[rank :: spec.world] or spec.cores
         argv = [
-            sys.executable, "-m", "services.learner.train",
+            sys.executable, "-P", "-m", "services.learner.train",
             "--job-file", str(spec.job_file), "--job-id", spec.job_id,
             "--run-dir", str(spec.run_dir), "--rank", str(rank), "--world", str(spec.world),
             "--store-port", str(port), "--host", spec.host, "--parent-pid", str(os.getpid()),

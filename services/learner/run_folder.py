@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headway.errors import StorageFailed
+from headway.errors import InvalidSpec, StorageFailed
 from headway.jobs import check_job_id
 from headway.jobspec import JobSpec
 from headway.journal import finite
@@ -58,11 +58,21 @@ class RunFolder:
         write_whole(self.environment, json.dumps(finite(row), indent=2, ensure_ascii=False) + "\n")
 
     def starts(self) -> list[dict[str, Any]]:
-        """What each start of the job found, oldest first."""
+        """What each start of the job found, oldest first.
+
+        InvalidSpec when the file is not what was written.
+        """
         if not self.environment.is_file():
             return []
-        newest = json.loads(self.environment.read_text(encoding="utf-8"))
-        return [*newest.pop("earlier", []), newest]
+        try:
+            newest = json.loads(self.environment.read_text(encoding="utf-8"))
+            starts = [dict(start) for start in (*newest.pop("earlier", []), newest)]
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise InvalidSpec(
+                f"{self.environment} is damaged ({type(error).__name__}): bring it back, or remove"
+                " it to go on without what earlier starts found"
+            ) from None
+        return starts
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Adds one step's row."""
@@ -140,10 +150,10 @@ def keep_rows(path: Path, last_step: int) -> None:
         for line in lines:
             try:
                 row = json.loads(line)
-            except ValueError:
-                continue  # torn by a crash
-            if line.endswith("\n") and row["step"] <= last_step:
-                kept.append(line)
+                if line.endswith("\n") and row["step"] <= last_step:
+                    kept.append(line)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue  # torn by a crash, or no row of ours
     write_whole(path, "".join(kept))
 
 

@@ -89,3 +89,21 @@ def test_a_full_disk_is_named_with_the_file(tmp_path):
     for write in (lambda: append_lines(path, [{"x": "y" * 100}]), lambda: write_whole(path, "y")):
         with files_end_at(0), pytest.raises(StorageFailed, match=r"metrics\.jsonl: File too large"):
             write()
+
+
+@pytest.mark.parametrize("damaged", ["", "{", "[]", "5", '{"earlier": 5}', '{"earlier": ["x"]}'])
+def test_a_damaged_environment_is_named(tmp_path, damaged):
+    folder = RunFolder(tmp_path)
+    folder.environment.write_text(damaged)
+    with pytest.raises(InvalidSpec, match=r"environment\.json is damaged"):
+        folder.starts()
+    with pytest.raises(InvalidSpec, match=r"environment\.json is damaged"):
+        folder.write_environment({"host": "h"})
+    assert folder.environment.read_text() == damaged
+
+
+def test_lines_that_are_no_rows_go_like_a_torn_one(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text('5\n[1]\n{"x": 1}\n{"step": "1"}\nnull\n{"step": 1}\n{"step": 2}\n')
+    folder.truncate(1)
+    assert rows(folder.metrics) == [{"step": 1}]
