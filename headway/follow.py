@@ -46,25 +46,65 @@ class View(Protocol):
         """Leaves the terminal as it was."""
 
 
+class Deaf:
+    """A view whose reader may leave: the pipe is closed, the terminal gone.
+
+    `unheard` says so; from then on nothing is shown, and nothing fails.
+    """
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.unheard = False
+
+    def event(self, row: Row) -> None:
+        """As the view's."""
+        self.tell(lambda: self._view.event(row))
+
+    def step(self, row: Row) -> None:
+        """As the view's."""
+        self.tell(lambda: self._view.step(row))
+
+    def record(self, record: JobRecord) -> None:
+        """As the view's."""
+        self.tell(lambda: self._view.record(record))
+
+    def say(self, text: str) -> None:
+        """As the view's."""
+        self.tell(lambda: self._view.say(text))
+
+    def close(self) -> None:
+        """As the view's."""
+        self.tell(self._view.close)
+
+    def tell(self, say: Callable[[], object]) -> None:
+        """Says something else to the same reader."""
+        if self.unheard:
+            return
+        try:
+            say()
+        except OSError:
+            self.unheard = True
+
+
 def follow(
     client: HeadwayClient,
     job_id: str,
-    view: View,
+    view: Deaf,
     interrupted: Callable[[], int],
     tick: Callable[[], None] = lambda: None,
 ) -> JobRecord:
     """Shows a job until it has ended; returns its last record.
 
-    `interrupted` counts Ctrl-C: at the first the job is cancelled and its end awaited, at
-    the second Interrupted is raised. `tick` is called at every look. Unavailable when the
-    coordinator stays away.
+    `interrupted` counts Ctrl-C: at the first, or when nobody reads any more, the job is
+    cancelled and its end awaited, at the second Interrupted is raised. `tick` is called at
+    every look. Unavailable when the coordinator stays away.
     """
     cursors = {"events": "", "metrics": ""}
     away_since: float | None = None  # from the first call without an answer: we may have slept
     give_up: float | None = None
     while True:
         tick()
-        if interrupted() and give_up is None:
+        if (interrupted() or view.unheard) and give_up is None:
             give_up = time.monotonic() + _CANCEL_PATIENCE_S
             view.say("cancelling; once more to stop at once")
             _cancel(client, job_id)
@@ -82,7 +122,7 @@ def follow(
         _nap(interrupted, give_up)
 
 
-def _show_news(client: HeadwayClient, job_id: str, view: View, cursors: dict[str, str]) -> None:
+def _show_news(client: HeadwayClient, job_id: str, view: Deaf, cursors: dict[str, str]) -> None:
     while True:
         events = client.events(job_id, after=cursors["events"])
         metrics = client.metrics(job_id, after=cursors["metrics"])
@@ -114,13 +154,13 @@ def _nap(interrupted: Callable[[], int], give_up: float | None) -> None:
         time.sleep(_NAP_S)
 
 
-def open_view(total_steps: int) -> View:
+def open_view(total_steps: int) -> Deaf:
     """Bars where stdout is a terminal, plain lines elsewhere."""
     if sys.stdout.isatty():
         from headway.follow_live import LiveView
 
-        return LiveView(total_steps)
-    return PlainView(total_steps)
+        return Deaf(LiveView(total_steps))
+    return Deaf(PlainView(total_steps))
 
 
 class PlainView:

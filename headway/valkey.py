@@ -8,6 +8,7 @@ ends with the process that started it, however that one ends.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -42,6 +43,7 @@ daemonize no
 {users}
 logfile "{log}"
 """
+_PASSWORD = re.compile(r"[A-Za-z0-9_-]{32,}")
 
 
 class EmbeddedValkey:
@@ -165,13 +167,13 @@ class EmbeddedValkey:
             _CONFIG.format(
                 host=self._host,
                 port=self._port,
-                data_dir=self.data_dir,
+                data_dir=_quoted(self.data_dir),
                 password=self._password,
                 users="\n".join(
                     user_line(service, derived_password(self._password, service))
                     for service in SERVICES
                 ),
-                log=self.log_path,
+                log=_quoted(self.log_path),
             ),
         )
         log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
@@ -225,11 +227,22 @@ class EmbeddedValkey:
 
 
 def _password(path: Path) -> str:
+    """The folder's password. One that a crash or a full disk cut short is made anew."""
     if path.exists():
-        return path.read_text().strip()
+        password = path.read_text(encoding="ascii", errors="replace").strip()
+        if _PASSWORD.fullmatch(password):
+            return password
     password = secrets.token_urlsafe(24)
     _write_secret(path, password)
     return password
+
+
+def _quoted(path: Path) -> str:
+    """A path as the server's configuration takes it, whatever stands in it."""
+    return "".join(
+        chr(byte) if 0x20 <= byte < 0x7F and byte not in b'"\\' else f"\\x{byte:02x}"
+        for byte in os.fsencode(path)
+    )
 
 
 def _write_secret(path: Path, text: str) -> None:

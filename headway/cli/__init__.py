@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Mapping
-
-import click
+from contextlib import suppress
+from types import TracebackType
 
 from headway import __version__
+
+
+def _without_interrupts(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Ctrl-C where nobody can catch it yet, among the imports, is no crash."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = _without_interrupts
+
+import click  # noqa: E402
 
 # name -> (module, what the command does)
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -89,6 +103,10 @@ def run_command(argv: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader left; nothing more can be said
         return 0
+    except OSError as error:
+        with suppress(OSError):
+            click.echo(f"error: {_refusal(error)}", err=True)
+        return 2
     except Exception as error:
         from headway.cli.exits import exit_code_of
 
@@ -98,3 +116,15 @@ def run_command(argv: list[str]) -> int:
         if str(error):
             click.echo(f"error: {error}", err=True)
         return code
+
+
+def _refusal(error: OSError) -> str:
+    """What the system refused, and on which file: a name, a right or a disk that is wrong."""
+    why = error.strerror or str(error) or type(error).__name__
+    if error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {why}"
+    try:
+        os.getcwd()
+    except OSError:
+        return "the folder that the command runs in is not there any more: cd into another"
+    return why

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from headway.cli.exits import SUCCEEDED
-from headway.fleet.state import default_state_dir, stop_recorded
+from headway.fleet.state import default_state_dir, read_state, stop_recorded
 
 _PATIENCE_S = 75.0  # a run cancels its job (40 s), then stops its children (25 s)
 
@@ -16,6 +16,9 @@ def command() -> int:
 
     Only the recorded processes are ended, and only if they are still the same.
     """
-    ended = stop_recorded(default_state_dir(), _PATIENCE_S)
+    state_dir = default_state_dir()
+    if read_state(state_dir) is not None:
+        click.echo("ending the fleet; jobs that run are cancelled first", err=True)
+    ended = stop_recorded(state_dir, _PATIENCE_S)
     click.echo(f"ended {', '.join(ended)}" if ended else "nothing is up")
     return SUCCEEDED

@@ -32,7 +32,7 @@ def command(run: str, runs_dir: Path, step: int | None, out: Path | None) -> int
     if target.exists():
         raise Conflict(f"{target} is there already: choose another --out")
     argv = [
-        sys.executable, "-m", "services.learner.export_run",
+        sys.executable, "-P", "-m", "services.learner.export_run",
         "--run-dir", str(run_dir), "--out", str(target.absolute()),
     ]  # fmt: skip
     if step is not None:

@@ -27,9 +27,14 @@ class Interrupts:
 
 @contextmanager
 def counting_interrupts() -> Iterator[Interrupts]:
-    """While the block runs, SIGINT, SIGTERM and SIGHUP are counted instead of ending it."""
+    """While the block runs, SIGINT, SIGTERM and SIGHUP are counted instead of ending it.
+
+    SIGHUP is left alone where it is ignored: so asks `nohup`.
+    """
     interrupts = Interrupts()
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
     before = {number: signal.signal(number, interrupts.received) for number in signals}
     try:
         yield interrupts

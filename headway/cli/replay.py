@@ -84,7 +84,7 @@ def _train(job: JobSpec, run_dir: Path, target: Path, steps: int | None, *, quie
     """Runs all ranks to their end; one that fails ends the others. The exit code of the first."""
     world = job.actor.num_ranks
     argv = [
-        sys.executable, "-m", "services.learner.replay", "--run-dir", str(run_dir),
+        sys.executable, "-P", "-m", "services.learner.replay", "--run-dir", str(run_dir),
         "--replay-dir", str(target), "--store-port", str(free_port() if world > 1 else 0),
         *(("--steps", str(steps)) if steps else ()),
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from headway.cli.exits import exit_code_of_job
 from headway.cli.interrupts import Interrupts, counting_interrupts
 from headway.cli.options import connect, fleet_options, fleet_spec, job_file, overrides, read_job
 from headway.cli.plan import require_runnable
-from headway.errors import Interrupted, NotFound
+from headway.errors import Interrupted, NotFound, StorageFailed
 from headway.fleet.spec import LocalFleetSpec
 from headway.fleet.state import read_state
 from headway.follow import follow, open_view
@@ -62,8 +63,8 @@ def _run_on(
         if interrupts():
             raise Interrupted("stopped before the job was submitted")
         record = client.submit(job, queue=queue)
-        click.echo(f"job {record.job_id}: {url}/v1/jobs/{record.job_id}")
         view = open_view(record.total_steps)
+        view.tell(lambda: click.echo(f"job {record.job_id}: {url}/v1/jobs/{record.job_id}"))
         try:
             return follow(client, record.job_id, view, interrupts, tick)
         finally:
@@ -71,7 +72,14 @@ def _run_on(
 
 
 def _finish(record: JobRecord) -> int:
-    """Says how it ended, and makes sure that the report is there."""
+    """Says how it ended; the exit code is the job's, also when nobody listens any more."""
+    with suppress(OSError):
+        _say_end(record)
+    return exit_code_of_job(record)
+
+
+def _say_end(record: JobRecord) -> None:
+    """Makes sure that the report is there, too."""
     if record.error is not None:
         click.echo(f"job {record.job_id} failed: {record.error.message}", err=True)
     else:
@@ -84,7 +92,8 @@ def _finish(record: JobRecord) -> int:
             click.echo(f"report {report if report.exists() else write_report(run_dir)}")
         except NotFound:
             click.echo("nothing was recorded")
-    return exit_code_of_job(record)
+        except StorageFailed as error:
+            click.echo(f"no report: {error}", err=True)
 
 
 def say(text: str) -> None:

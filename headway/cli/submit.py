@@ -51,10 +51,12 @@ def command(
         check_job(job)
     with counting_interrupts() as interrupts, connect(address) as client:
         record = client.submit(job, job_id=job_id, queue=queue)
-        click.echo(json.dumps(record_to_dict(record)) if as_json else record.job_id)
+        said = json.dumps(record_to_dict(record)) if as_json else record.job_id
         if not wait:
+            click.echo(said)
             return SUCCEEDED
         view = open_view(record.total_steps)
+        view.tell(lambda: click.echo(said))
         try:
             return exit_code_of_job(follow(client, record.job_id, view, interrupts))
         finally:

@@ -16,7 +16,7 @@ from headway.cli.options import connect, fleet_options, fleet_spec
 from headway.errors import HeadwayError
 from headway.fleet.local import LocalFleet, local_fleet
 from headway.fleet.spec import LocalFleetSpec
-from headway.fleet.state import make_folder, read_state
+from headway.fleet.state import instance_lock, make_folder, read_state
 
 _CANCEL_PATIENCE_S = 30.0
 
@@ -67,27 +67,32 @@ def _cancel_jobs(fleet: LocalFleet, interrupts: Interrupts) -> None:
 
 def _detached(spec: LocalFleetSpec) -> int:
     """Runs the same command in the background and waits until its fleet is ready."""
-    log = spec.state_dir / "logs" / "up.log"
-    make_folder(log.parent, "the fleet's state (HEADWAY_STATE)")
+    with instance_lock(spec.state_dir):  # a fleet that is up keeps its log
+        log = spec.state_dir / "logs" / "up.log"
+        make_folder(log.parent, "the fleet's state (HEADWAY_STATE)")
     arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-m", "headway.cli", *arguments],
+            [sys.executable, "-P", "-m", "headway.cli", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    told = 0
     with counting_interrupts() as interrupts:
         while process.poll() is None:
             state = read_state(spec.state_dir)
-            if state is not None and state.ready and state.supervisor.pid == process.pid:
+            if not told and state and state.ready and state.supervisor.pid == process.pid:
                 click.echo(f"up: {state.api_url} (end it with `headway down`)")
                 return SUCCEEDED
-            if interrupts():
+            if interrupts() > told:
+                if not told:
+                    say("ending what was started; once more to stop at once")
+                told += 1
                 process.terminate()
-                process.wait()
-                return CANCELLED
             time.sleep(0.1)
+        if told:
+            return CANCELLED
     click.echo(log.read_text(errors="replace"), err=True, nl=False)
     return process.returncode or FAILED

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from headway.fleet.state import ProcessRecord, record_of, wait_ended
 from headway.leash import leashed
 
 _NUM_LOG_LINES = 15
+_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever http_proxy says
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Child:
     def ready(self) -> bool:
         """True when /readyz answers 200."""
         try:
-            with urllib.request.urlopen(self.spec.http_address + "/readyz", timeout=1) as answer:
+            with _NO_PROXY.open(self.spec.http_address + "/readyz", timeout=1) as answer:
                 return bool(answer.status == 200)
         # URLError included: nobody listens yet, or it says 503; or another listens there
         except (OSError, http.client.HTTPException):
@@ -106,12 +107,26 @@ def stop_children(children: Sequence[Child], patience_s: float, hurry: Callable[
 
 
 def last_lines(log: Path, count: int = _NUM_LOG_LINES) -> str:
-    """The end of a log; JSON lines are shown as level, message and what was raised."""
+    """The end of a log; JSON lines are shown as level, message and what was raised.
+
+    Of a traceback that stands there as it is, what was raised alone.
+    """
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return "(no log)"
-    return "\n".join(_plain(line) for line in lines) or "(the log is empty)"
+    shown = list(_without_tracebacks(lines))[-count:]
+    return "\n".join(_plain(line) for line in shown) or "(the log is empty)"
+
+
+def _without_tracebacks(lines: Iterable[str]) -> Iterator[str]:
+    inside = False
+    for line in lines:
+        if line.startswith("Traceback (most recent call last)"):
+            inside = True
+        elif not (inside and (not line or line[0].isspace())):
+            inside = False
+            yield line
 
 
 def _plain(line: str) -> str:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from headway.errors import Conflict, HeadwayError, Interrupted
+from headway.errors import Conflict, HeadwayError, Interrupted, Unavailable
 from headway.fleet.child import Child, ChildSpec, stop_children
 from headway.fleet.spec import HOST, LocalFleetSpec, deal_cores
 from headway.fleet.state import (
@@ -52,6 +52,10 @@ class StartFailed(HeadwayError):
     """A process of the fleet ended, or never got ready."""
 
     kind = "start_failed"
+
+
+# A child's exit code (headway.lifecycle.run) -> what is wrong with the fleet then.
+_START_FAILURES: dict[int, type[HeadwayError]] = {2: Conflict, 3: Unavailable}
 
 
 def check_port(port: int, flag: str) -> None:
@@ -91,8 +95,9 @@ class LocalFleet:
     def start(self, say: Callable[[str], None]) -> None:
         """Starts everything and waits until all of it is ready.
 
-        StartFailed, with the process's last log lines, when one ends or stays unready;
-        Interrupted when the user asks to stop.
+        StartFailed, with the process's last log lines, when one ends or stays unready
+        (Conflict or Unavailable where its exit code says so); Interrupted when the user
+        asks to stop.
         """
         self._note(ready=False)
         if self.spec.redis_url is None:
@@ -192,7 +197,7 @@ class LocalFleet:
         env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(max(1, threads))
         spec = ChildSpec(
             name=name,
-            argv=(sys.executable, "-m", f"services.{service}", *common, *flags),
+            argv=(sys.executable, "-P", "-m", f"services.{service}", *common, *flags),
             env=env,
             log=self.spec.state_dir / "logs" / f"{name}.log",
             http_address=f"http://{HOST}:{http_port}",
@@ -214,7 +219,7 @@ class LocalFleet:
                 raise Interrupted("stopped while the fleet was starting")
             for child in self._children:
                 if child.exit_code is not None:
-                    raise StartFailed(
+                    raise _START_FAILURES.get(child.exit_code, StartFailed)(
                         f"{child.spec.name} ended with code {child.exit_code} at its start:\n"
                         f"{child.last_words()}"
                     )

@@ -1,9 +1,10 @@
 """What a local fleet leaves on disk, so that other commands find it and end it.
 
 One folder an instance: `fleet.lock` (held by the command that runs the fleet, for as
-long as it lives), `fleet.json` (addresses and processes; mode 0600, since the Redis URL
-may hold a password), `tokens.json` (hashes of the tokens let in), `admin.token` and
-`service.token` (mode 0600: ours and the processes'; made anew at each start) and `logs/`.
+long as it lives; says which process that is), `fleet.json` (addresses and processes;
+mode 0600, since the Redis URL may hold a password), `tokens.json` (hashes of the tokens let
+in), `admin.token` and `service.token` (mode 0600: ours and the processes'; made anew at each
+start) and `logs/`.
 """
 
 from __future__ import annotations
@@ -25,24 +26,28 @@ import psutil
 from headway.access.secrets import write_secret
 from headway.access.tokens import TokenFile, add_token
 from headway.errors import Conflict, InvalidSpec
+from headway.pids import boot, started
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """One process, named so that its pid cannot be mistaken for a later one's."""
+    """One process, named so that its pid cannot be mistaken for a later one's.
+
+    By the kernel's count from boot: a time of day would move when the clock is set.
+    """
 
     name: str
     pid: int
-    started: float  # seconds since the epoch, as the kernel says
+    started: int  # clock ticks after boot, as the kernel says
+    boot: str = ""  # which boot of the machine
     log: str = ""
     http_address: str = ""  # http://host:port of /readyz; empty where there is none
 
     def process(self) -> psutil.Process | None:
         """The live process, or None when it ended or its pid is another's by now."""
-        with suppress(psutil.Error):
+        with suppress(psutil.Error, ProcessLookupError):
             process = psutil.Process(self.pid)
-            # The kernel counts from boot, and the boot time moves when the clock is set.
-            same = abs(process.create_time() - self.started) < 2.0
+            same = (self.started, self.boot) == (started(self.pid), boot())
             if same and process.status() != psutil.STATUS_ZOMBIE:
                 return process
         return None
@@ -63,15 +68,23 @@ class FleetState:
 
 def record_of(name: str, pid: int, log: str = "", http_address: str = "") -> ProcessRecord:
     """The record of a live process that we started."""
-    return ProcessRecord(name, pid, psutil.Process(pid).create_time(), log, http_address)
+    return ProcessRecord(name, pid, started(pid), boot(), log, http_address)
 
 
 def default_state_dir() -> Path:
-    """$HEADWAY_STATE, else `headway/default` under the user's state folder (XDG)."""
+    """$HEADWAY_STATE, else `headway/default` under the user's state folder (XDG).
+
+    InvalidSpec when the user has no home either.
+    """
     if chosen := os.environ.get("HEADWAY_STATE"):
         return Path(chosen).absolute()
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "headway" / "default"
+    if base := os.environ.get("XDG_STATE_HOME"):
+        return Path(base) / "headway" / "default"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        raise InvalidSpec("this user has no home folder: name a folder in HEADWAY_STATE") from None
+    return home / ".local" / "state" / "headway" / "default"
 
 
 def tokens_file(state_dir: Path) -> Path:
@@ -137,6 +150,9 @@ def instance_lock(state_dir: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Conflict(_already_up(state_dir)) from None
+        file.truncate(0)
+        json.dump(asdict(record_of("headway", os.getpid())), file)
+        file.flush()
         yield
 
 
@@ -145,22 +161,26 @@ def stop_recorded(state_dir: Path, patience_s: float) -> tuple[str, ...]:
 
     The supervisor is asked first (it cancels jobs and stops its children in order).
     What is left of the recorded processes after `patience_s` is killed. Only processes
-    whose pid and start time are the recorded ones are touched.
+    whose pid and start time are the recorded ones are touched, and never ourselves. A
+    fleet that is only being started, or whose fleet.json is gone, is known by its lock.
     """
     state = _read(state_dir)
-    if state is None:
+    holder = _holder(state_dir)
+    if state is None and holder is None:
         return ()
-    records = [state.supervisor, *state.processes]
+    records = [*([holder] if holder else [state.supervisor] if state else [])]
+    records += state.processes if state else ()
     alive = [(record.name, p) for record in records if (p := record.process()) is not None]
     family = [child for _, process in alive for child in _descendants(process)]
-    supervisor = state.supervisor.process()
+    supervisor = records[0].process()
     first = [supervisor] if supervisor is not None else [process for _, process in alive]
     _signal(first, signal.SIGTERM)
     left = wait_ended([process for _, process in alive], patience_s)
     _signal(left, signal.SIGKILL)
     _signal(family, signal.SIGKILL)
     wait_ended([*left, *family], 5.0)
-    forget_state(state_dir)
+    if _read(state_dir) == state:  # else another fleet has begun meanwhile
+        forget_state(state_dir)
     return tuple(name for name, _ in alive)
 
 
@@ -208,21 +228,48 @@ def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> None
 
 
 def _read(state_dir: Path) -> FleetState | None:
+    """None for what is not there, not readable, or not what `write_state` writes."""
     try:
         raw: dict[str, Any] = json.loads((state_dir / "fleet.json").read_text(encoding="utf-8"))
-        return FleetState(
-            supervisor=ProcessRecord(**raw.pop("supervisor")),
-            processes=tuple(ProcessRecord(**record) for record in raw.pop("processes")),
+        state = FleetState(
+            supervisor=_record(raw.pop("supervisor")),
+            processes=tuple(_record(record) for record in raw.pop("processes")),
             **raw,
         )
-    except (OSError, ValueError, TypeError, KeyError):
+        texts = (state.api_url, state.redis_url, state.runs_dir, state.token_file)
+        return state if all(isinstance(text, str) for text in texts) else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
+def _holder(state_dir: Path) -> ProcessRecord | None:
+    """Which process holds the lock; None when none does, or we ourselves."""
+    try:
+        record = _record(json.loads((state_dir / "fleet.lock").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    return record if record.process() is not None and record.pid != os.getpid() else None
+
+
+def _record(raw: Any) -> ProcessRecord:
+    record = ProcessRecord(**raw)
+    numbers = (record.pid, record.started)
+    texts = (record.name, record.boot, record.log, record.http_address)
+    if not all(type(n) is int and n >= 0 for n in numbers) or record.pid == 0:
+        raise ValueError("no process")
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("no text")
+    return record
+
+
 def _already_up(state_dir: Path) -> str:
-    state = _read(state_dir)
-    if state is None:
-        return f"a fleet is being started in {state_dir}; wait for it or end it with `headway down`"
+    state, holder = _read(state_dir), _holder(state_dir)
+    if state is None or state.supervisor.process() is None:
+        who = f" (pid {holder.pid})" if holder else ""
+        return (
+            f"a fleet is being started in {state_dir}{who}; wait for it or end it with"
+            " `headway down`"
+        )
     names = ", ".join(record.name for record in state.processes) or "nothing yet"
     return (
         f"a fleet is already up at {state.api_url} (pid {state.supervisor.pid}: {names});"

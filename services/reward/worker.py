@@ -43,6 +43,7 @@ class Worker:
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",
                 "-m",
                 "services.reward.worker_main",
                 f"--memory-bytes={memory_bytes}",

@@ -156,10 +156,11 @@ def test_a_killed_command_takes_its_children_with_it(headway, model, tmp_path):
 
 
 def test_a_process_that_dies_at_its_start_shows_its_last_words(headway, tmp_path):
-    up = headway("up", "--engine", "sim", "--port", str(free_port()), HEADWAY_LOG_LEVEL="loud")
-    assert up.end() == 1, up.output
-    assert "coordinator ended with code" in up.output
-    assert "Unknown level: 'LOUD'" in up.output
+    up = headway("up", "--engine", "sim", "--port", str(free_port()), HEADWAY_ALLOW_PATHS="here")
+    assert up.end() == 2, up.output
+    assert "coordinator ended with code 2" in up.output
+    assert "'here' is no absolute path" in up.output
+    assert "Traceback" not in up.output
     assert read_state(tmp_path / "state") is None
 
 

@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -206,14 +207,17 @@ def test_cores_that_are_not_there(headway):
     done = headway("up", "--learner-cores", "4096")
     assert done.returncode == 2
     assert "--learner-cores" in done.stderr
-    assert headway("up", "--rollout-cores", "a-b").returncode == 2
+    for cores in ("a-b", "3-1", "-1", "0-99999999999"):
+        done = headway("up", "--rollout-cores", cores)
+        assert done.returncode == 2
+        assert f"--rollout-cores: cores '{cores}' are not of the form 0,2-3" in done.stderr
 
 
 def test_a_second_up_says_what_is_up(headway, tmp_path):
     state_dir = tmp_path / "state"
     with instance_lock(state_dir):
         me = record_of("headway", os.getpid())
-        node = ProcessRecord("rollout-0", 1, 0.0)
+        node = ProcessRecord("rollout-0", 1, 0)
         write_state(state_dir, FleetState(me, "http://127.0.0.1:8700", "", "runs", True, (node,)))
         done = headway("up")
     assert done.returncode == 2
@@ -247,10 +251,11 @@ def test_down_ends_recorded_processes_only(headway, tmp_path):
     sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     ours, other = subprocess.Popen(sleep), subprocess.Popen(sleep)
     try:
-        gone = ProcessRecord("headway", 2**22 + 1, 0.0)
+        gone = ProcessRecord("headway", 2**22 + 1, 0)
         mine = record_of("learner", ours.pid)
         # the pid of a record whose process ended long ago, used again by a stranger
-        stale = ProcessRecord("reward", other.pid, record_of("x", other.pid).started - 500.0)
+        now = record_of("reward", other.pid)
+        stale = replace(now, started=now.started - 500)
         write_state(state_dir, FleetState(gone, "", "", "", True, (mine, stale)))
         assert read_state(state_dir) is None  # its supervisor is gone
         # Ended, it stays a zombie of ours meanwhile: `down` must not wait for its reaping.

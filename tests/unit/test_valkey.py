@@ -80,6 +80,21 @@ async def test_data_outlive_the_server(tmp_path, end):
     server.stop()
 
 
+@pytest.mark.parametrize("cut_short", [b"", b"abc", b"\xff\xfe\x00"])
+async def test_a_password_that_a_crash_cut_short_is_made_anew(tmp_path, cut_short):
+    (tmp_path / "password").write_bytes(cut_short)
+    with EmbeddedValkey(tmp_path) as server:
+        await ping(server.url)
+        assert len((tmp_path / "password").read_text()) >= 32
+
+
+async def test_a_folder_may_be_called_anything(tmp_path):
+    folder = tmp_path / 'a "b" \\x c\nd é'
+    with EmbeddedValkey(folder) as server:
+        await ping(server.url)
+        assert await ask(server.url, "CONFIG", "GET", "dir") == [b"dir", os.fsencode(folder)]
+
+
 def test_a_port_in_use_is_named(server, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
