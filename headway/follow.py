@@ -6,6 +6,7 @@ the children's deaths are noticed at once whatever the network does.
 
 from __future__ import annotations
 
+import errno
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -82,8 +83,8 @@ class Deaf:
             return
         try:
             say()
-        except OSError:
-            self.unheard = True
+        except OSError as error:  # a full disk behind a log costs lines, not the job
+            self.unheard = error.errno in (errno.EPIPE, errno.EIO)
 
 
 def follow(

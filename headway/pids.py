@@ -11,11 +11,25 @@ def started(pid: int) -> int:
 
     The kernel's own count: a time of day would move when the clock is set.
     """
+    return int(_stat(pid)[19])
+
+
+def is_running(pid: int, since: int) -> bool:
+    """Whether the process that began then has not ended; a zombie has."""
+    try:
+        stat = _stat(pid)
+    except ProcessLookupError:
+        return False
+    return int(stat[19]) == since and stat[0] not in (b"Z", b"X")
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields from the third on: the name before them may hold anything."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         raise ProcessLookupError(f"no process {pid}") from None
-    return int(stat.rpartition(b")")[2].split()[19])  # the name before it may hold anything
+    return stat.rpartition(b")")[2].split()
 
 
 def boot() -> str:

@@ -37,7 +37,13 @@ def command(run: str, runs_dir: Path, step: int | None, out: Path | None) -> int
     ]  # fmt: skip
     if step is not None:
         argv += ["--step", str(step)]
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is ours: we end it, without its last cry
+    )
     if done.returncode:
         return BAD_USAGE if done.returncode == BAD_USAGE else FAILED
     click.echo(f"step {done.stdout.split()[-1]} of {run_dir.name} is in {target}")

@@ -153,7 +153,10 @@ def instance_lock(state_dir: Path) -> Iterator[None]:
         file.truncate(0)
         json.dump(asdict(record_of("headway", os.getpid())), file)
         file.flush()
-        yield
+        try:
+            yield
+        finally:
+            file.truncate(0)
 
 
 def stop_recorded(state_dir: Path, patience_s: float) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from headway.errors import Conflict, HeadwayError, StoreFull
-from headway.pids import pid_space, started
+from headway.pids import is_running, pid_space, started
 from headway.redis_client import command
 from headway.telemetry import get_logger
 
@@ -124,12 +124,7 @@ class Tenure:
 
 def _has_ended(holder: Holder) -> bool:
     """Whether a process of this machine is gone; False for what another machine's does."""
-    if holder.pid_space != pid_space():
-        return False
-    try:
-        return started(holder.pid) != holder.started
-    except ProcessLookupError:
-        return True
+    return holder.pid_space == pid_space() and not is_running(holder.pid, holder.started)
 
 
 def _parse(held: bytes) -> Holder | None:

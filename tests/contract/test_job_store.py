@@ -8,7 +8,7 @@ from headway.jobs import JobRecord
 from headway.ledger.keys import job_key
 from headway.redis_client import command, connect, headway_error
 from services.coordinator.store import ACTIVE_JOBS, ALL_JOBS, JobStore
-from tests.support.fleet import SPEC
+from tests.support.fleet import RESOLVED
 
 DAMAGED = (b"", b"{}", b"[]", b"\xff", b"[" * 5000, b'{"job_id": "x"}')
 
@@ -33,7 +33,7 @@ async def unlist(redis, *job_ids):
 @pytest.mark.parametrize("damaged", DAMAGED)
 async def test_a_damaged_record_costs_no_other_job(redis, job_id, damaged):
     store, bad = JobStore(redis), f"{job_id}-bad"
-    record, _ = await store.create(JobRecord(job_id, SPEC, "digest", 1.0, 1.0))
+    record, _ = await store.create(JobRecord(job_id, RESOLVED, "digest", 1.0, 1.0))
     await command(redis, "SET", job_key(bad, "record"), damaged)
     await listed(redis, bad)
     try:
@@ -50,7 +50,7 @@ async def test_a_damaged_record_costs_no_other_job(redis, job_id, damaged):
 
 async def test_what_is_no_record_at_all(redis, job_id):
     store, bad = JobStore(redis), f"{job_id}-list"
-    record, _ = await store.create(JobRecord(job_id, SPEC, "digest", 1.0, 1.0))
+    record, _ = await store.create(JobRecord(job_id, RESOLVED, "digest", 1.0, 1.0))
     await command(redis, "RPUSH", job_key(bad, "record"), "x")
     await listed(redis, bad)
     await listed(redis, b"\xff\xfe")
@@ -62,7 +62,7 @@ async def test_what_is_no_record_at_all(redis, job_id):
 
 async def test_a_record_of_another_job(redis, job_id):
     store, copy = JobStore(redis), f"{job_id}-copy"
-    await store.create(JobRecord(job_id, SPEC, "digest", 1.0, 1.0))
+    await store.create(JobRecord(job_id, RESOLVED, "digest", 1.0, 1.0))
     raw = await command(redis, "GET", job_key(job_id, "record"))
     await command(redis, "SET", job_key(copy, "record"), raw)
     with pytest.raises(Conflict, match="damaged"):

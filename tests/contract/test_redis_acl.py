@@ -23,7 +23,7 @@ from headway.redis_acl import LEDGER_CALLS, SERVICES, acl_rules, derived_passwor
 from headway.redis_client import command, connect, ping
 from services.coordinator.decisions import Cancel
 from services.coordinator.store import JobStore
-from tests.support.fleet import SPEC
+from tests.support.fleet import RESOLVED
 
 
 @asynccontextmanager
@@ -70,7 +70,7 @@ async def test_learner_and_rollout_do_a_jobs_work(store_url, job_id):
 async def test_the_coordinator_keeps_its_jobs(store_url, job_id):
     async with user(store_url, "coordinator") as client:
         store = JobStore(client)
-        record, new = await store.create(JobRecord(job_id, SPEC, "digest", 1.0, 1.0))
+        record, new = await store.create(JobRecord(job_id, RESOLVED, "digest", 1.0, 1.0))
         assert new and await store.get(job_id) == record
         assert record in await store.active()
         assert record in (await store.page("", 1000))[0]

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import os
+import subprocess
 from contextlib import asynccontextmanager
 
 import pytest
 
 from headway.errors import Conflict
-from headway.pids import pid_space, started
+from headway.pids import is_running, pid_space, started
 from headway.redis_client import command, connect
 from services.coordinator.tenure import COORDINATOR_KEY, Tenure
 from tests.support.fleet import eventually
@@ -63,6 +64,17 @@ async def test_who_follows_a_killed_one_on_this_machine_need_not_wait(redis):
     await process.wait()
     await hold(redis, FAR_MS, pid_space=pid_space(), pid=process.pid, started=began)
     await Tenure(redis).take()
+
+
+def test_a_zombie_has_ended():
+    process = subprocess.Popen(["true"])
+    began = started(process.pid)
+    while is_running(process.pid, began):
+        pass
+    assert started(process.pid) == began  # not reaped yet
+    process.wait()
+    assert not is_running(process.pid, began)
+    assert is_running(os.getpid(), started(os.getpid()))
 
 
 async def test_a_pid_that_another_process_has_by_now(redis):

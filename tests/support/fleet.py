@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from redis.asyncio import Redis
 
+from headway.jobspec import parse_job
 from headway.leash import leashed
 from headway.pb import fleet_pb2, fleet_pb2_grpc, types_pb2
 from headway.redis_client import connect
@@ -30,6 +31,7 @@ SPEC = {
     "reward": {"grader": {"type": "reasoning_gym"}},
     "trainer": {"total_training_steps": 3},
 }
+RESOLVED = parse_job(SPEC).model_dump(mode="json")  # as records hold it
 ROLES = {
     "learner": types_pb2.ROLE_LEARNER,
     "rollout": types_pb2.ROLE_ROLLOUT,

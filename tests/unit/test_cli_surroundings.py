@@ -1,5 +1,6 @@
 """The command where its surroundings are not as they should be: folders, files, variables."""
 
+import errno
 import fcntl
 import json
 import os
@@ -144,6 +145,7 @@ def test_a_fleet_that_starts_does_not_end_itself(state_dir):
         assert stop_recorded(state_dir, 0.0) == ()
     with (state_dir / "fleet.lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert file.read() == ""  # and nobody else ends us for it
 
 
 def test_a_process_is_known_whatever_the_clock_says(state_dir, monkeypatch):
@@ -213,14 +215,19 @@ def test_of_a_traceback_in_a_log_what_was_raised_is_shown(tmp_path):
 
 
 def test_a_reader_who_left_is_noticed_and_hurts_nobody(monkeypatch):
-    def gone(*_: object, **__: object) -> None:
-        raise BrokenPipeError
+    def fails(number: int) -> None:
+        def echo(*_: object, **__: object) -> None:
+            raise OSError(number, "why")
+
+        monkeypatch.setattr("click.echo", echo)
 
     view = Deaf(PlainView(3))
     view.tell(lambda: None)
-    assert not view.unheard
-    monkeypatch.setattr("click.echo", gone)
+    fails(errno.ENOSPC)
     view.step({"step": 1})
+    assert not view.unheard  # a full disk: there will be room again
+    fails(errno.EPIPE)
+    view.step({"step": 2})
     assert view.unheard
     view.event({})
     view.say("x")
