@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from headway.data.plain import plain
 from headway.data.source import Row
@@ -61,7 +62,7 @@ class JsonLines:
             raw = stream.readline()
         return _row(_parse(raw, self._path, number), f"{self._path}:{number}")
 
-    def _check_unchanged(self, stream: BinaryIO) -> None:
+    def _check_unchanged(self, stream: BufferedReader) -> None:
         now = _stamp(stream)
         if now == self._stamp:
             return
@@ -119,7 +120,7 @@ class Parquet:
         return _described("parquet", self._path, len(self), self._sha256)
 
 
-def _stamp(stream: BinaryIO) -> tuple[int, int, int, int]:
+def _stamp(stream: BufferedReader) -> tuple[int, int, int, int]:
     """What changes when a file does."""
     facts = os.fstat(stream.fileno())
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns

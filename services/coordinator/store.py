@@ -138,7 +138,7 @@ class JobStore:
             found: list[Any] = await pipeline.execute(raise_on_error=False)
         except RedisError as error:
             raise headway_error(error, address(self.redis)) from error
-        records = []
+        records: list[JobRecord] = []
         for name, raw in zip(names, found, strict=True):
             if isinstance(raw, RedisError) and not str(raw).startswith("WRONGTYPE"):
                 raise headway_error(raw, address(self.redis)) from raw
