@@ -28,7 +28,7 @@ from headway.telemetry import get_logger
 log = get_logger(__name__)
 
 COORDINATOR_KEY = "hw:coordinator"
-TENURE_S, RENEW_S = 10.0, 2.0
+TENURE_S, RENEW_S = 30.0, 2.0  # a machine may be slow
 _LEAVE_S = 1.0
 _LOOK_S = 0.25
 # PEXPIRE alone would lengthen another's life; a full Redis still takes it.
