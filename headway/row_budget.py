@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# The fastest that were measured on a CPU: docs/adr/0005-one-rank-whole.md. A GPU's is a guess.
+# The CPU's is reasoned in docs/adr/0005-one-rank-whole.md, the GPU's is a guess; neither is tuned.
 CPU_ROW_TOKENS: Final = 2048
 GPU_ROW_TOKENS: Final = 8192
 
