@@ -133,9 +133,11 @@ def test_a_critic_is_counted(tmp_path):
     assert files["checkpoints"] == 2 * 12 * (NUM_PARAMS + 920)
     deep = model_folder(tmp_path / "deep", num_hidden_layers=9)
     longest = learner_rank_memory(spec, shape, read_shape(deep)).terms
-    name = "activations, one row of 25 tokens"
+    name = "activations, one row of 100 tokens"  # the four groups of a batch
     assert (
-        longest[name] == activation_bytes(spec, read_shape(deep), 25) > 2 * plan.learner.terms[name]
+        longest[name]
+        == activation_bytes(spec, read_shape(deep), 100)
+        > 2 * plan.learner.terms[name]
     )
 
 
