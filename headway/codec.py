@@ -10,7 +10,14 @@ import re
 
 from headway import checked
 from headway.errors import InvalidSpec
-from headway.messages import EpochInvite, Score, ScoreItem, TensorSpec, WeightManifest
+from headway.messages import (
+    AdapterBase,
+    EpochInvite,
+    Score,
+    ScoreItem,
+    TensorSpec,
+    WeightManifest,
+)
 from headway.pb import reward_pb2, rollout_pb2
 from headway.ports import is_host
 from headway.weights.manifest import is_dtype
@@ -28,8 +35,11 @@ def manifest_to_pb(manifest: WeightManifest) -> rollout_pb2.WeightManifest:
         rollout_pb2.TensorSpec(name=t.name, dtype=t.dtype, shape=t.shape, digest=t.digest)
         for t in manifest.tensors
     ]
+    base = None
+    if manifest.base is not None:
+        base = rollout_pb2.AdapterBase(digest=manifest.base.digest, scale=manifest.base.scale)
     return rollout_pb2.WeightManifest(
-        version=manifest.version, tensors=tensors, bucket_bytes=manifest.bucket_bytes
+        version=manifest.version, tensors=tensors, bucket_bytes=manifest.bucket_bytes, base=base
     )
 
 
@@ -41,6 +51,7 @@ def manifest_from_pb(message: rollout_pb2.WeightManifest) -> WeightManifest:
         checked.whole(message.version, "version"),
         tuple(_tensor_from(tensor) for tensor in message.tensors),
         checked.whole(message.bucket_bytes, "bucket_bytes", 0, 1 << 40),
+        _base_from(message.base) if message.HasField("base") else None,
     )
 
 
@@ -107,6 +118,12 @@ def score_from_pb(message: reward_pb2.ScoreResult) -> Score:
         error_message=message.error_message,
         duration_s=message.duration_s,
     )
+
+
+def _base_from(message: rollout_pb2.AdapterBase) -> AdapterBase:
+    if not _DIGEST.fullmatch(message.digest):
+        raise InvalidSpec(f"base: {message.digest[:80]!r} is no digest")
+    return AdapterBase(message.digest, checked.number(message.scale, "scale"))
 
 
 def _tensor_from(message: rollout_pb2.TensorSpec) -> TensorSpec:

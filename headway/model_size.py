@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,18 @@ from headway.errors import InvalidSpec
 from headway.models import WHEEL_PREFIX, cache_root, check_model, expand_user
 
 _MAX_HEADER_BYTES = 100 << 20
+# `model.layers.7.self_attn.q_proj.weight`: a weight of a numbered layer
+_IN_LAYER = re.compile(r"(?:.*\.)?\d+\.(.+)\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A linear layer's weight that `count` layers of the decoder have."""
+
+    name: str  # within a layer, such as self_attn.q_proj
+    rows: int  # values out
+    columns: int  # values in
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +48,7 @@ class ModelShape:
     vocab_size: int
     max_positions: int  # 0 where the config does not say
     counted: bool  # from the weights themselves; False: worked out from the config
+    matrices: tuple[Matrix, ...]
 
 
 def local_folder(path: str, key: str = "model.path") -> Path | None:
@@ -78,9 +93,11 @@ def read_shape(folder: Path, key: str = "model.path") -> ModelShape:
         "vocab_size": vocab,
         "max_positions": int(config.get("max_position_embeddings") or 0),
     }
-    counted = _count_params(folder)
+    shapes = _tensor_shapes(folder)
+    counted = sum(math.prod(tensor) for tensor in shapes.values())
     num_params = counted or _params_of_config(shape, bool(config.get("tie_word_embeddings", True)))
-    return ModelShape(num_params=num_params, counted=bool(counted), **shape)
+    matrices = _matrices(shapes) if counted else _matrices_of_config(shape)
+    return ModelShape(num_params=num_params, counted=bool(counted), matrices=matrices, **shape)
 
 
 def _params_of_config(shape: Mapping[str, int], tied: bool) -> int:
@@ -93,14 +110,40 @@ def _params_of_config(shape: Mapping[str, int], tied: bool) -> int:
     return shape["num_layers"] * layer + embeddings + hidden
 
 
-def _count_params(folder: Path) -> int:
-    """Elements of all tensors in the folder's safetensors files; 0 where there are none."""
-    return sum(
-        math.prod(tensor["shape"])
+def _matrices_of_config(shape: Mapping[str, int]) -> tuple[Matrix, ...]:
+    """The matrices of a Llama-like decoder."""
+    hidden, width, layers = shape["hidden_size"], shape["intermediate_size"], shape["num_layers"]
+    query = shape["num_heads"] * shape["head_dim"]
+    key_value = shape["num_kv_heads"] * shape["head_dim"]
+    return (
+        Matrix("self_attn.q_proj", query, hidden, layers),
+        Matrix("self_attn.k_proj", key_value, hidden, layers),
+        Matrix("self_attn.v_proj", key_value, hidden, layers),
+        Matrix("self_attn.o_proj", hidden, query, layers),
+        Matrix("mlp.gate_proj", width, hidden, layers),
+        Matrix("mlp.up_proj", width, hidden, layers),
+        Matrix("mlp.down_proj", hidden, width, layers),
+    )
+
+
+def _matrices(shapes: Mapping[str, list[int]]) -> tuple[Matrix, ...]:
+    """The matrices of a folder's numbered layers, alike ones together."""
+    found: Counter[tuple[str, int, int]] = Counter()
+    for name, shape in shapes.items():
+        match = _IN_LAYER.fullmatch(name)
+        if match is not None and len(shape) == 2:
+            found[match[1], shape[0], shape[1]] += 1
+    return tuple(Matrix(*key, count) for key, count in found.items())
+
+
+def _tensor_shapes(folder: Path) -> dict[str, list[int]]:
+    """Shapes of all tensors in the folder's safetensors files; empty where there are none."""
+    return {
+        name: tensor["shape"]
         for file in sorted(folder.glob("*.safetensors"))
         for name, tensor in _header(file).items()
         if name != "__metadata__"
-    )
+    }
 
 
 def _header(file: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -110,30 +110,45 @@ def resolve_model(path: str, cache_dir: Path | None = None, *, key: str = "model
 
 
 def model_digest(folder: Path, cache_dir: Path | None = None) -> str:
-    """SHA-256 of a model's config.json and weights, hexadecimal.
-
-    Kept in the cache under the files' sizes and times, since it reads every byte.
-    """
+    """SHA-256 of a model's config.json and weights, hexadecimal; kept as `kept_digest` does."""
     files = sorted(p for p in folder.iterdir() if p.suffix == ".safetensors")
     files = [p for p in (folder / "config.json", *files) if p.is_file()]
+
+    def read() -> str:
+        total = hashlib.sha256()
+        for file in files:
+            with file.open("rb") as stream:
+                total.update(
+                    f"{file.name}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode()
+                )
+        return total.hexdigest()
+
+    return kept_digest("sha256", folder, files, read, cache_dir)
+
+
+def kept_digest(
+    kind: str,
+    folder: Path,
+    files: Sequence[Path],
+    read: Callable[[], str],
+    cache_dir: Path | None = None,
+) -> str:
+    """`read()`, a digest over every byte of a folder's files.
+
+    Kept in the cache under the files' sizes and times, by folder and kind.
+    """
     key = [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in files]
     name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]
-    memo = cache_root(cache_dir) / "digests" / f"{name}.json"
-    with contextlib.suppress(OSError, ValueError):
+    memo = cache_root(cache_dir) / "digests" / f"{name}-{kind}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError):
         saved = json.loads(memo.read_text())
         if saved["files"] == key:
-            return str(saved["sha256"])
-    total = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            total.update(
-                f"{file.name}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode()
-            )
-    digest = total.hexdigest()
+            return str(saved["digest"])
+    digest = read()
     with contextlib.suppress(OSError):  # a read-only cache only costs the next call its time
         memo.parent.mkdir(parents=True, exist_ok=True)
         part = memo.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps({"files": key, "sha256": digest}))
+        part.write_text(json.dumps({"files": key, "digest": digest}))
         part.replace(memo)
     return digest
 

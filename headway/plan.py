@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from headway.adapter_size import adapter_params
 from headway.errors import HeadwayError
 from headway.jobspec import JobSpec
 from headway.memory import (
@@ -165,6 +166,11 @@ def make_plan(job: JobSpec, machine: Machine, pools: Pools, runs_dir: Path) -> P
         )
     problems += _custom_problems(job)
     notes += _notes(job, machine, pools)
+    if shape is not None and job.model.lora_rank:
+        notes.append(
+            f"{adapter_params(job, shape):,} weights of adapters are trained and published, the"
+            " model's stay as they are"
+        )
     return Plan(
         job=job,
         machine=machine,
@@ -194,7 +200,7 @@ def planned_files(
     samples = batch.tickets * job.rollout.n * completion
     record = batch.tickets * job.rollout.n * (_RECORD_BYTES_PER_TOKEN * job.rollout.max_tokens)
     record = min(record + samples, int(job.trainer.max_record_gib * GIB))
-    one = checkpoint_bytes(shape, critic) if shape else None
+    one = checkpoint_bytes(job, shape, critic) if shape else None
     files = [
         PlannedFile(run / "job.yaml", "the job as resolved", len(job.to_yaml())),
         PlannedFile(run / "environment.json", "versions, machine, seeds, hashes", 8_000),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from headway.adapter_size import check_targets
 from headway.errors import InvalidSpec
 from headway.graders import validate_grader
 from headway.jobspec import JobSpec
@@ -15,7 +16,8 @@ from headway.plan_data import check_grader_data_sets, first_item
 def check_job(job: JobSpec) -> ModelShape | None:
     """Refuses a job that no fleet could run; returns the model's shape if it is here.
 
-    InvalidSpec: no such model folder, unknown grader or data set, lengths beyond the model.
+    InvalidSpec: no such model folder, unknown grader or data set, lengths beyond the model,
+    adapters for layers that it does not have.
     """
     folder = local_folder(job.model.path)
     shape = read_shape(folder) if folder is not None else None
@@ -25,6 +27,8 @@ def check_job(job: JobSpec) -> ModelShape | None:
             f"model.max_model_len {job.model.max_model_len} is beyond the {shape.max_positions}"
             f" positions of {job.model.path}"
         )
+    if shape is not None:
+        check_targets(job, shape)
     critic_shape(job, shape)
     item = first_item(job.data)
     if item is not None:

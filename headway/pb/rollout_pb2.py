@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headway/v1/rollout.proto\x12\nheadway.v1\"\x12\n\x10GetStatusRequest\"\xc4\x01\n\x11GetStatusResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x14\n\x07version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x1d\n\x15num_tickets_in_flight\x18\x04 \x01(\x05\x12!\n\x19num_completions_in_flight\x18\x05 \x01(\x05\x12\x1a\n\x12num_tokens_sampled\x18\x06 \x01(\x03\x12\x0e\n\x06\x62usy_s\x18\x07 \x01(\x01\x42\n\n\x08_version\"\xa5\x01\n\x16JoinWeightGroupRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x12\n\nstore_host\x18\x03 \x01(\t\x12\x12\n\nstore_port\x18\x04 \x01(\x05\x12\x0c\n\x04rank\x18\x05 \x01(\x05\x12\x12\n\nworld_size\x18\x06 \x01(\x05\x12\x0f\n\x07\x62\x61\x63kend\x18\x07 \x01(\t\x12\x11\n\ttimeout_s\x18\x08 \x01(\x01\"\x19\n\x17JoinWeightGroupResponse\"H\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"`\n\x0eWeightManifest\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\'\n\x07tensors\x18\x02 \x03(\x0b\x32\x16.headway.v1.TensorSpec\x12\x14\n\x0c\x62ucket_bytes\x18\x03 \x01(\x03\"w\n\x15InstallWeightsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12,\n\x08manifest\x18\x03 \x01(\x0b\x32\x1a.headway.v1.WeightManifest\x12\x11\n\ttimeout_s\x18\x04 \x01(\x01\"J\n\x16InstallWeightsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0f\n\x07pause_s\x18\x03 \x01(\x01\"{\n\x0e\x43\x61tchUpRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12,\n\x08manifest\x18\x02 \x01(\x0b\x32\x1a.headway.v1.WeightManifest\x12\x18\n\x10snapshot_address\x18\x03 \x01(\t\x12\x11\n\ttimeout_s\x18\x04 \x01(\x01\"C\n\x0f\x43\x61tchUpResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0f\n\x07pause_s\x18\x03 \x01(\x01\")\n\x17LeaveWeightGroupRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x1a\n\x18LeaveWeightGroupResponse2\xb2\x03\n\x0eRolloutService\x12H\n\tGetStatus\x12\x1c.headway.v1.GetStatusRequest\x1a\x1d.headway.v1.GetStatusResponse\x12Z\n\x0fJoinWeightGroup\x12\".headway.v1.JoinWeightGroupRequest\x1a#.headway.v1.JoinWeightGroupResponse\x12W\n\x0eInstallWeights\x12!.headway.v1.InstallWeightsRequest\x1a\".headway.v1.InstallWeightsResponse\x12\x42\n\x07\x43\x61tchUp\x12\x1a.headway.v1.CatchUpRequest\x1a\x1b.headway.v1.CatchUpResponse\x12]\n\x10LeaveWeightGroup\x12#.headway.v1.LeaveWeightGroupRequest\x1a$.headway.v1.LeaveWeightGroupResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headway/v1/rollout.proto\x12\nheadway.v1\"\x12\n\x10GetStatusRequest\"\xc4\x01\n\x11GetStatusResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x14\n\x07version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x1d\n\x15num_tickets_in_flight\x18\x04 \x01(\x05\x12!\n\x19num_completions_in_flight\x18\x05 \x01(\x05\x12\x1a\n\x12num_tokens_sampled\x18\x06 \x01(\x03\x12\x0e\n\x06\x62usy_s\x18\x07 \x01(\x01\x42\n\n\x08_version\"\xa5\x01\n\x16JoinWeightGroupRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x12\n\nstore_host\x18\x03 \x01(\t\x12\x12\n\nstore_port\x18\x04 \x01(\x05\x12\x0c\n\x04rank\x18\x05 \x01(\x05\x12\x12\n\nworld_size\x18\x06 \x01(\x05\x12\x0f\n\x07\x62\x61\x63kend\x18\x07 \x01(\t\x12\x11\n\ttimeout_s\x18\x08 \x01(\x01\"\x19\n\x17JoinWeightGroupResponse\"H\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\",\n\x0b\x41\x64\x61pterBase\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05scale\x18\x02 \x01(\x01\"\x87\x01\n\x0eWeightManifest\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\'\n\x07tensors\x18\x02 \x03(\x0b\x32\x16.headway.v1.TensorSpec\x12\x14\n\x0c\x62ucket_bytes\x18\x03 \x01(\x03\x12%\n\x04\x62\x61se\x18\x04 \x01(\x0b\x32\x17.headway.v1.AdapterBase\"w\n\x15InstallWeightsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12,\n\x08manifest\x18\x03 \x01(\x0b\x32\x1a.headway.v1.WeightManifest\x12\x11\n\ttimeout_s\x18\x04 \x01(\x01\"J\n\x16InstallWeightsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0f\n\x07pause_s\x18\x03 \x01(\x01\"{\n\x0e\x43\x61tchUpRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12,\n\x08manifest\x18\x02 \x01(\x0b\x32\x1a.headway.v1.WeightManifest\x12\x18\n\x10snapshot_address\x18\x03 \x01(\t\x12\x11\n\ttimeout_s\x18\x04 \x01(\x01\"C\n\x0f\x43\x61tchUpResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0f\n\x07pause_s\x18\x03 \x01(\x01\")\n\x17LeaveWeightGroupRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x1a\n\x18LeaveWeightGroupResponse2\xb2\x03\n\x0eRolloutService\x12H\n\tGetStatus\x12\x1c.headway.v1.GetStatusRequest\x1a\x1d.headway.v1.GetStatusResponse\x12Z\n\x0fJoinWeightGroup\x12\".headway.v1.JoinWeightGroupRequest\x1a#.headway.v1.JoinWeightGroupResponse\x12W\n\x0eInstallWeights\x12!.headway.v1.InstallWeightsRequest\x1a\".headway.v1.InstallWeightsResponse\x12\x42\n\x07\x43\x61tchUp\x12\x1a.headway.v1.CatchUpRequest\x1a\x1b.headway.v1.CatchUpResponse\x12]\n\x10LeaveWeightGroup\x12#.headway.v1.LeaveWeightGroupRequest\x1a$.headway.v1.LeaveWeightGroupResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,20 +41,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINWEIGHTGROUPRESPONSE']._serialized_end=452
   _globals['_TENSORSPEC']._serialized_start=454
   _globals['_TENSORSPEC']._serialized_end=526
-  _globals['_WEIGHTMANIFEST']._serialized_start=528
-  _globals['_WEIGHTMANIFEST']._serialized_end=624
-  _globals['_INSTALLWEIGHTSREQUEST']._serialized_start=626
-  _globals['_INSTALLWEIGHTSREQUEST']._serialized_end=745
-  _globals['_INSTALLWEIGHTSRESPONSE']._serialized_start=747
-  _globals['_INSTALLWEIGHTSRESPONSE']._serialized_end=821
-  _globals['_CATCHUPREQUEST']._serialized_start=823
-  _globals['_CATCHUPREQUEST']._serialized_end=946
-  _globals['_CATCHUPRESPONSE']._serialized_start=948
-  _globals['_CATCHUPRESPONSE']._serialized_end=1015
-  _globals['_LEAVEWEIGHTGROUPREQUEST']._serialized_start=1017
-  _globals['_LEAVEWEIGHTGROUPREQUEST']._serialized_end=1058
-  _globals['_LEAVEWEIGHTGROUPRESPONSE']._serialized_start=1060
-  _globals['_LEAVEWEIGHTGROUPRESPONSE']._serialized_end=1086
-  _globals['_ROLLOUTSERVICE']._serialized_start=1089
-  _globals['_ROLLOUTSERVICE']._serialized_end=1523
+  _globals['_ADAPTERBASE']._serialized_start=528
+  _globals['_ADAPTERBASE']._serialized_end=572
+  _globals['_WEIGHTMANIFEST']._serialized_start=575
+  _globals['_WEIGHTMANIFEST']._serialized_end=710
+  _globals['_INSTALLWEIGHTSREQUEST']._serialized_start=712
+  _globals['_INSTALLWEIGHTSREQUEST']._serialized_end=831
+  _globals['_INSTALLWEIGHTSRESPONSE']._serialized_start=833
+  _globals['_INSTALLWEIGHTSRESPONSE']._serialized_end=907
+  _globals['_CATCHUPREQUEST']._serialized_start=909
+  _globals['_CATCHUPREQUEST']._serialized_end=1032
+  _globals['_CATCHUPRESPONSE']._serialized_start=1034
+  _globals['_CATCHUPRESPONSE']._serialized_end=1101
+  _globals['_LEAVEWEIGHTGROUPREQUEST']._serialized_start=1103
+  _globals['_LEAVEWEIGHTGROUPREQUEST']._serialized_end=1144
+  _globals['_LEAVEWEIGHTGROUPRESPONSE']._serialized_start=1146
+  _globals['_LEAVEWEIGHTGROUPRESPONSE']._serialized_end=1172
+  _globals['_ROLLOUTSERVICE']._serialized_start=1175
+  _globals['_ROLLOUTSERVICE']._serialized_end=1609
 # @@protoc_insertion_point(module_scope)

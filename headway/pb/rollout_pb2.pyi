@@ -187,6 +187,32 @@ class TensorSpec(_message.Message):
 Global___TensorSpec: _TypeAlias = TensorSpec  # noqa: Y015
 
 @_typing.final
+class AdapterBase(_message.Message):
+    """What LoRA adapters are added to: each weight W they name becomes W + scale B A."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """xxh3-128 of the base model's tensors, hexadecimal; the node's own must have it."""
+    scale: _builtins.float
+    """lora_alpha / lora_rank."""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        scale: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "scale", b"scale"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterBase: _TypeAlias = AdapterBase  # noqa: Y015
+
+@_typing.final
 class WeightManifest(_message.Message):
     """What one publish sends."""
 
@@ -195,6 +221,7 @@ class WeightManifest(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     BUCKET_BYTES_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version."""
     bucket_bytes: _builtins.int
@@ -203,16 +230,21 @@ class WeightManifest(_message.Message):
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]:
         """The tensors in the order sent."""
 
+    @_builtins.property
+    def base(self) -> Global___AdapterBase:
+        """Present when the tensors are adapters."""
+
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         tensors: _abc.Iterable[Global___TensorSpec] | None = ...,
         bucket_bytes: _builtins.int = ...,
+        base: Global___AdapterBase | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_bytes", b"bucket_bytes", "tensors", b"tensors", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "bucket_bytes", b"bucket_bytes", "tensors", b"tensors", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,7 +7,7 @@ one-hot input makes a layer return one column of its weight, exactly, whatever i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,18 @@ def tenants(model: Any, sent: Mapping[str, Tensor]) -> Iterator[Tenant]:
                 tenant = Tenant(module, leaf, names, asked and leaf == "weight")
                 if tenant.asked or _is_kept(parameter, tenant.sent(sent)):
                     yield tenant
+
+
+def fused_with(model: Any, weights: Collection[str]) -> frozenset[str]:
+    """The weights, and those that lie in one of vLLM's modules with them."""
+    groups = getattr(model, "packed_modules_mapping", {}).values()
+    found = set(weights)
+    for weight in weights:
+        parent, _, leaf = weight.removesuffix(".weight").rpartition(".")
+        for group in groups:
+            if leaf in group:
+                found.update(f"{parent}.{part}.weight" for part in group)
+    return frozenset(found)
 
 
 @torch.no_grad()

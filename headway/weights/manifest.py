@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from headway.errors import WeightMismatch
-from headway.messages import TensorSpec, WeightManifest
+from headway.messages import AdapterBase, TensorSpec, WeightManifest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +75,10 @@ def spec_bytes(spec: TensorSpec) -> int:
 
 
 def build_manifest(
-    version: int, tensors: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES
+    version: int,
+    tensors: Mapping[str, Tensor],
+    bucket_bytes: int = BUCKET_BYTES,
+    base: AdapterBase | None = None,
 ) -> WeightManifest:
     """The manifest of the tensors as they are now, in the mapping's order."""
     specs = tuple(
@@ -87,7 +90,7 @@ def build_manifest(
         )
         for name, tensor in tensors.items()
     )
-    return WeightManifest(version, specs, bucket_bytes)
+    return WeightManifest(version, specs, bucket_bytes, base)
 
 
 def bucket_layout(manifest: WeightManifest) -> tuple[Bucket, ...]:

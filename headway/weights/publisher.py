@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from headway.errors import EpochBroken, WeightMismatch
 from headway.ledger.api import Member
-from headway.messages import InstallReport, WeightManifest
+from headway.messages import AdapterBase, InstallReport, WeightManifest
 from headway.telemetry import get_logger
 from headway.weights.catch_up import CatchUps, OnEvent, tell_missed, tell_refused
 from headway.weights.epoch import Backend, Epoch, EpochSettings, MembersLost, common_backend
@@ -41,7 +41,7 @@ class Publisher:
 
     `host` is where members reach the sender, `backends` what it can broadcast over, `device`
     where its buffers lie with nccl, `timeout_s` the deadline of a rendezvous and of a whole
-    broadcast, `offers` how nodes get at snapshots.
+    broadcast, `offers` how nodes get at snapshots, `base` what the published adapters are added to.
     """
 
     def __init__(
@@ -56,10 +56,12 @@ class Publisher:
         host: str = "127.0.0.1",
         timeout_s: float = 60.0,
         bucket_bytes: int = BUCKET_BYTES,
+        base: AdapterBase | None = None,
     ) -> None:
         self._settings = EpochSettings(job_id, backends, device, host, timeout_s)
         self._on_event = on_event
         self._bucket_bytes = bucket_bytes
+        self._base = base
         self._roster = Roster(job_id, members)
         self._catch_ups = CatchUps(self._roster, offers, on_event, timeout_s)
         self._lock = asyncio.Lock()  # one publish at a time
@@ -82,7 +84,9 @@ class Publisher:
             named = dict(tensors)
             if len(named) != len(tensors):
                 raise WeightMismatch(f"version {version} names a tensor twice")
-            manifest = await asyncio.to_thread(build_manifest, version, named, self._bucket_bytes)
+            manifest = await asyncio.to_thread(
+                build_manifest, version, named, self._bucket_bytes, self._base
+            )
             digest = combined_digest(spec.digest for spec in manifest.tensors)
             staged = Staged(manifest, named, digest)
             outcome = await self._broadcast_to(staged, await self._roster.announced())

@@ -7,13 +7,14 @@ sampling; only the install, a copy from host memory into the model, needs a paus
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -23,9 +24,10 @@ from vllm.distributed.weight_transfer.base import (
 from headway.errors import EpochBroken, HeadwayError, WeightMismatch
 from headway.messages import EpochInvite, WeightManifest
 from headway.weights import in_place
+from headway.weights.adapter import AdaptedModel, adapted_weights, check_landed
 from headway.weights.checkpoint import checkpoint_shapes, ties_embeddings
 from headway.weights.group import WeightGroup
-from headway.weights.landed import verify_landed
+from headway.weights.landed import fused_with, verify_landed
 from headway.weights.manifest import check_covers, check_digests
 from headway.weights.transfer import Staging
 
@@ -59,8 +61,11 @@ class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         self._group: WeightGroup | None = None
         self._staging = Staging()
         self._manifest: WeightManifest | None = None
+        self._sent: Mapping[str, Tensor] = {}  # what the received version makes of the model
         self._in_place = False  # the next version can be written to where the last one is
+        self._base = ""  # digest of the base that lies there, where adapters were added to it
         folder = self.model_config.model
+        self._adapted = AdaptedModel(folder, self.model_config.dtype)
         self._expected = checkpoint_shapes(folder)
         self._tied = ties_embeddings(folder)
         self._needed: frozenset[str] = frozenset()
@@ -124,10 +129,16 @@ class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
     def _take_in(self, manifest: WeightManifest, fill: Callable[[Staging], None]) -> str:
         staging = self._staging
+        self._sent = {}
         fill(staging)
-        check_covers(manifest, self._expected, self._tied, "the rollout node's model")
+        arrived: Mapping[str, Tensor] = dict(staging.tensors())
+        if manifest.base is None:
+            check_covers(manifest, self._expected, self._tied, "the rollout node's model")
         digest = check_digests(manifest, staging.digests, "what arrived")
-        self._manifest = manifest
+        if manifest.base is not None:
+            arrived = self._adapted.merge(manifest, arrived)
+        if staging is self._staging:  # and not of an older epoch
+            self._sent, self._manifest = arrived, manifest
         return digest
 
     # -- vLLM's own interface, while generation is paused
@@ -157,8 +168,7 @@ class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         if self._manifest is None or self._manifest.version != update_info.version:
             raise WeightMismatch(f"version {update_info.version} was not received here")
         loaded = self.model.load_weights(
-            (name, tensor.to(self.device, non_blocking=True))
-            for name, tensor in self._staging.tensors()
+            (name, tensor.to(self.device, non_blocking=True)) for name, tensor in self._sent.items()
         )
         missing = sorted(self._needed - loaded) if loaded is not None else []
         if missing:
@@ -175,9 +185,10 @@ class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         self._refresh_tied()
         if self._manifest is None:
             raise WeightMismatch("there is no received version to compare the model with")
-        sent = dict(self._staging.tensors())
-        landed = verify_landed(self.model, sent, self._manifest.version)
-        self._in_place = in_place.can_write(self.model, sent, landed)
+        landed = verify_landed(self.model, self._sent, self._manifest.version)
+        check_landed(self._manifest, landed)
+        self._in_place = in_place.can_write(self.model, self._sent, landed)
+        self._base = _digest_of_base(self._manifest)
 
     def write_in_place(self, version: int) -> bool:
         """Installs the staged version without a reload; False: that needs one.
@@ -187,12 +198,20 @@ class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         if not self._in_place or self._manifest is None or self._manifest.version != version:
             return False
         self._in_place = False
-        sent = dict(self._staging.tensors())
+        manifest, sent, part = self._manifest, self._sent, in_place.VERIFIED_PART
+        if manifest.base is not None:
+            part = 1  # there is little, and it must be seen to have come
+            if manifest.base.digest == self._base:
+                adapted = adapted_weights(spec.name for spec in manifest.tensors)
+                touched = fused_with(self.model, adapted)
+                sent = {name: sent[name] for name in sent if name in touched}
         in_place.write(self.model, sent, self.model_config.dtype)
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
-        verify_landed(self.model, sent, version, in_place.VERIFIED_PART)
+        landed = verify_landed(self.model, sent, version, part)
+        check_landed(manifest, landed)
         self._in_place = True
+        self._base = _digest_of_base(manifest)
         return True
 
     def _refresh_tied(self) -> None:
@@ -236,6 +255,10 @@ class HeadwayTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         if group is not None:
             with contextlib.suppress(HeadwayError):
                 group.close()
+
+
+def _digest_of_base(manifest: WeightManifest) -> str:
+    return "" if manifest.base is None else manifest.base.digest
 
 
 def _discard(task: Future[Any]) -> None:

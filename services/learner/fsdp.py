@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from headway.jobspec import JobSpec
 from services.learner.masters import float32_weights
 from services.learner.model import decoder_shape, load_policy
 from services.learner.placed import Placed
-from services.learner.reference import load_reference
 from services.learner.sharding import place
 from services.learner.totals import Totals
+from services.learner.trained import trained_part
 
 
 def place_fsdp(
@@ -22,20 +20,15 @@ def place_fsdp(
 ) -> Placed:
     """See `placed.Place`. Several ranks share the model, and each trains on its own groups."""
     policy = load_policy(path, gradient_checkpointing=spec.actor.gradient_checkpointing)
+    trained = trained_part(policy, spec, path)
+    trained.freeze(dtype)
     place(policy, dtype, world, device)
-    reference = load_reference(path, dtype, world, device) if spec.needs_reference else None
     return Placed(
         policy=policy,
-        reference=reference,
+        reference=trained.reference(dtype, world, device) if spec.needs_reference else None,
         weights=float32_weights(policy.lm, dtype, world),
         shape=decoder_shape(policy),
         totals=Totals(world, device),
-        named=lambda tensors: _named(policy.lm, tensors),
+        named=trained.named,
+        written=trained,
     )
-
-
-def _named(lm: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    from transformers.core_model_loading import revert_weight_conversion
-
-    named: dict[str, Tensor] = revert_weight_conversion(lm, tensors)
-    return named

@@ -152,7 +152,10 @@ class _Gradients:
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         self.dtypes = hidden.dtype, weight.dtype
         self.hidden = torch.empty_like(hidden)
-        self.weight = torch.zeros_like(weight, dtype=torch.float32)
+        # a frozen head has none
+        self.weight = (
+            torch.zeros_like(weight, dtype=torch.float32) if weight.requires_grad else None
+        )
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
 
     def add(self, dlogits: Tensor, hidden: Tensor, weight: Tensor, start: int) -> None:
@@ -161,6 +164,8 @@ class _Gradients:
             self.bias += dlogits.sum(dim=0)
         dlogits = dlogits.to(self.dtypes[1])
         torch.mm(dlogits, weight, out=self.hidden[start : start + len(hidden)])
+        if self.weight is None:
+            return
         if self.weight.dtype == dlogits.dtype:
             self.weight.addmm_(dlogits.t(), hidden)
         else:
@@ -169,4 +174,5 @@ class _Gradients:
     def save(self, ctx: Any) -> None:
         """Keeps them for the backward pass, in the dtypes autograd expects."""
         bias = None if self.bias is None else self.bias.to(self.dtypes[1])
-        ctx.save_for_backward(self.hidden, self.weight.to(self.dtypes[1]), bias)
+        weight = None if self.weight is None else self.weight.to(self.dtypes[1])
+        ctx.save_for_backward(self.hidden, weight, bias)

@@ -42,7 +42,7 @@ from services.learner.saver import Saver
 from services.learner.seat import seat
 from services.learner.status import Reporter
 from services.learner.train import CANCELLED, FAILED, RETRY, SUCCEEDED, RankSettings
-from services.learner.trainers import base_folder, build_trainer, device_of, load_base
+from services.learner.trainers import adapter_base, base_folder, build_trainer, device_of, load_base
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -145,7 +145,7 @@ class Lead:
         crew = Crew(trainer, share, saves, settings.world)
         recording = Recording(folder.groups, int(spec.trainer.max_record_gib * GIB))
         start = await find_start(spec, self._ledger, crew, stream, folder, recording, self._events)
-        self._publisher = await self._new_publisher()
+        self._publisher = await self._new_publisher(base.folder)
         parts = Parts(
             spec=spec,
             ledger=self._ledger,
@@ -163,7 +163,7 @@ class Lead:
         self._reporter.update(step=start.step)
         return parts, Loop(parts, start.step, start.committed, start.nonfinite)
 
-    async def _new_publisher(self) -> Publisher:
+    async def _new_publisher(self, folder: Path) -> Publisher:
         async def on_event(kind: str, message: str, **fields: Any) -> None:
             self._events.add(kind, message, **fields)
 
@@ -176,6 +176,7 @@ class Lead:
             device=device_of(0),
             host=self._settings.host,
             timeout_s=self._spec.rollout.update_timeout_s,
+            base=await asyncio.to_thread(adapter_base, self._spec, self._settings, folder),
         )
 
     async def _offers(self) -> Offers:

@@ -39,10 +39,10 @@ def float32_weights(model: nn.Module, dtype: torch.dtype, world: int) -> Weights
 
 
 class OwnWeights:
-    """A model's own parameters."""
+    """A model's own parameters, those that are trained."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.parameters = dict(model.named_parameters())
+        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
 
     def collect(self) -> None:
         """See `Weights`. They are where they belong."""
@@ -52,11 +52,11 @@ class OwnWeights:
 
 
 class Masters:
-    """A model's float32 parameters, by name, beside its own in `dtype`."""
+    """A model's trained parameters in float32, by name, beside its own in `dtype`."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        """Takes the model's float32 parameters over; its own become `dtype` copies."""
-        self._narrow = dict(model.named_parameters())
+        """Takes the float32 parameters that are trained over; its own become `dtype` copies."""
+        self._narrow = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.parameters = {
             name: nn.Parameter(narrow.detach()) for name, narrow in self._narrow.items()
         }

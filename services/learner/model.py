@@ -110,16 +110,17 @@ def decoder_shape(policy: Policy) -> DecoderShape:
     config = policy.lm.config.get_text_config()
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    tables = {id(policy.lm.get_input_embeddings().weight)}
-    tables.add(id(policy.lm.get_output_embeddings().weight))
+    head = policy.lm.get_output_embeddings().weight
+    tables = {id(policy.lm.get_input_embeddings().weight), id(head)}
+    body = [p for p in policy.lm.parameters() if p.ndim > 1 and id(p) not in tables]
     return DecoderShape(
-        body_params=sum(
-            p.numel() for p in policy.lm.parameters() if p.ndim > 1 and id(p) not in tables
-        ),
+        body_params=sum(p.numel() for p in body),
         num_layers=config.num_hidden_layers,
         attention_width=heads * head_dim,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
+        frozen_params=sum(p.numel() for p in body if not p.requires_grad),
+        frozen_head=not head.requires_grad,
     )
 
 

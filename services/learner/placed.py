@@ -19,6 +19,7 @@ from headway.rl.flops import DecoderShape
 from services.learner.masters import Weights
 from services.learner.model import RunsRows
 from services.learner.totals import Totals
+from services.learner.trained import Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class Placed:
     shape: DecoderShape  # of the whole model
     totals: Totals  # over the ranks that train on groups of their own
     named: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-    """Whole tensors by parameter, under the names of the model's files."""
+    """Whole tensors by parameter, under the names by which they are published."""
+    written: Written
 
 
 class Place(Protocol):

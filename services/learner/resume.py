@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.data.stream import PromptStream
-from headway.errors import LedgerViolation, NoCheckpoint, NotFound
+from headway.errors import InvalidSpec, LedgerViolation, NoCheckpoint, NotFound
 from headway.jobspec import JobSpec
 from headway.ledger.api import Ledger
 from headway.patience import patiently
@@ -40,7 +40,8 @@ async def find_start(
     """Loads the newest usable checkpoint and drops the rows of steps that will be retraced.
 
     The ledger must be open. NoCheckpoint when trained steps can neither be loaded nor
-    retraced; LedgerViolation when the ledger knows less than the checkpoint.
+    retraced; LedgerViolation when the ledger knows less than the checkpoint; InvalidSpec when
+    it holds adapters of another base model.
     """
     committed = (await patiently(ledger.counts)).step
     found, damaged = await asyncio.to_thread(_newest_usable, spec, folder)
@@ -57,6 +58,7 @@ async def find_start(
         set_aside(path)
         events.add("checkpoint_damaged", f"{reason}; the one before is used", path=str(path))
     if found is not None:
+        _check_base(spec, folder)
         path, manifest = found
         await crew.load(path, step)
         stream.seek(manifest.cursor)
@@ -86,6 +88,19 @@ def _newest_usable(
     return None, damaged
 
 
+def _check_base(spec: JobSpec, folder: RunFolder) -> None:
+    if spec.model.lora_rank and len(_models(folder, "model")) > 1:
+        raise InvalidSpec(
+            f"the checkpoints in {folder.checkpoints} hold adapters, and the files of model.path"
+            f" {spec.model.path} have changed since they were trained: bring the files back"
+        )
+
+
+def _models(folder: RunFolder, what: str) -> set[str]:
+    """SHA-256 of the files that the policy (`model`) or critic had at each start of the job."""
+    return {start[what]["sha256"] for start in folder.starts() if what in start}
+
+
 async def _check_retraceable(
     ledger: Ledger, step: int, committed: int, folder: RunFolder, damaged: dict[Path, str]
 ) -> None:
@@ -100,8 +115,7 @@ async def _check_retraceable(
     except NotFound as error:
         why = str(error)
     for what, key in (("model", "model.path"), ("critic", "critic.model.path")):
-        models = {start[what]["sha256"] for start in folder.starts() if what in start}
-        if step == 0 and len(models) > 1:
+        if step == 0 and len(_models(folder, what)) > 1:
             why = why or f"the files of {key} have changed since the job started"
     if not why:
         return

@@ -21,7 +21,6 @@ from headway.weights.manifest import combined_digest, digest_of, tensor_bytes
 from headway.weights.packing import Room
 from services.learner.critic_trainer import CriticTrainer
 from services.learner.custom import load_custom
-from services.learner.export import own_dtype, write_model
 from services.learner.fsdp import place_fsdp
 from services.learner.machine import peak_flops
 from services.learner.model import Policy, RunsRows
@@ -53,13 +52,16 @@ class Trainer(Protocol):
         """
 
     def digest(self) -> str:
-        """xxh3-128 of all float32 weights, a critic's too, the same on every rank; empty: not kept.
+        """xxh3-128 of what is trained, a critic too, the same on every rank; empty: not kept.
 
         Equal digests are equal bits for the same number of ranks.
         """
 
     def weights(self) -> list[tuple[str, Tensor]]:
-        """Copies in the rollout dtype on the CPU, by Hugging Face name; rank 0 only, else empty."""
+        """Copies of what is trained, by published name; rank 0 only, else empty.
+
+        In the rollout dtype, on the CPU.
+        """
 
     def state(self) -> dict[str, Any]:
         """All that a checkpoint must hold, for torch.distributed.checkpoint; live tensors."""
@@ -75,7 +77,7 @@ class Trainer(Protocol):
 
 
 class ModelTrainer:
-    """Trains a policy, wherever it lies: AdamW on float32 weights.
+    """Trains a policy or adapters of it, wherever it lies: AdamW on float32 weights.
 
     Nothing here is random: the same groups give the same weights. Several ranks have a process
     group.
@@ -102,7 +104,8 @@ class ModelTrainer:
         self._rank, self._world, self._device = rank, world, device
         self.compute_dtype = compute_dtype(spec.actor.compute_dtype, device)
         placed = place(self._source, spec, self.compute_dtype, rank, world, device)
-        self._policy, self._totals, self._named = placed.policy, placed.totals, placed.named
+        self._policy, self._totals = placed.policy, placed.totals
+        self._named, self._written = placed.named, placed.written
         self._objective = Objective(spec.algorithm, spec.actor)
         self._kl_controller = KlController(spec.algorithm.kl_ctrl)
         self.critic: CriticTrainer | None = None  # open to tests
@@ -216,7 +219,7 @@ class ModelTrainer:
 
     @torch.no_grad()
     def _gather(self, copied: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
-        """Copies on the host under the names of the model's files, on rank 0."""
+        """Copies on the host under their published names, on rank 0."""
         gathered: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
             tensor = whole(parameter)
@@ -247,10 +250,10 @@ class ModelTrainer:
 
     def export(self, path: Path) -> None:
         """See `Trainer`. Config and tokenizer are the source folder's."""
-        dtype = own_dtype(self._source)
+        dtype = self._written.dtype
         weights = self._gather(lambda _, tensor: tensor.to("cpu", dtype, copy=True))
         if self._rank == 0:
-            write_model(self._source, path, weights)
+            self._written.write(path, weights)
         if self._world > 1:
             dist.barrier()
 

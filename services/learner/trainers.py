@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from headway.jobspec import JobSpec
+from headway.messages import AdapterBase
 from headway.models import model_digest, resolve_model
+from headway.weights.base import base_digest
 from services.learner.batch import share
 from services.learner.crew import Share
 from services.learner.megatron.trainer import MegatronTrainer
@@ -66,6 +68,13 @@ def load_base(spec: JobSpec, settings: RankSettings) -> Base:
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return Base(folder, model_digest(folder), tokenizer, critic_facts(spec, settings))
+
+
+def adapter_base(spec: JobSpec, settings: RankSettings, folder: Path) -> AdapterBase | None:
+    """What the published adapters are added to; None where whole weights are published."""
+    if settings.trainer.kind == "sim" or not spec.model.lora_rank:
+        return None
+    return AdapterBase(base_digest(folder), spec.model.lora_scale)
 
 
 def build_trainer(spec: JobSpec, settings: RankSettings, folder: Path) -> tuple[Trainer, Share]:

@@ -97,6 +97,8 @@ class EngineKeeper:
         A start, once begun, is never cut short: a half-started engine has processes
         that nobody would end. Cancelling this call leaves it to the next one.
         """
+        if self._settings.kind == "vllm" and spec.model.lora_rank:
+            await asyncio.to_thread(_know_base, spec.model.path)
         key = engine_key(self._settings, spec)
         if self._starting is not None and self._key != key:
             await self.discard()
@@ -129,3 +131,10 @@ class EngineKeeper:
             raise
         self.engine = engine
         return engine
+
+
+def _know_base(path: str) -> None:
+    """Reads the base model's digest before the first adapters come, which must not wait for it."""
+    from headway.weights.base import base_digest
+
+    base_digest(resolve_model(path))

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any, Literal
 
@@ -258,7 +258,8 @@ class VllmEngine:
         return reply
 
 
-def _rows(manifest: WeightManifest) -> tuple[int, int, list[list[Any]]]:
+def _rows(manifest: WeightManifest) -> tuple[int, int, list[list[Any]], list[Any] | None]:
     """A manifest as vLLM's worker takes it."""
     rows: list[list[Any]] = [[t.name, t.dtype, list(t.shape), t.digest] for t in manifest.tensors]
-    return manifest.version, manifest.bucket_bytes, rows
+    base = [*astuple(manifest.base)] if manifest.base is not None else None
+    return manifest.version, manifest.bucket_bytes, rows, base

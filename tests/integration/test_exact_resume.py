@@ -177,6 +177,31 @@ async def test_steps_are_not_retraced_from_another_base_model(place, mortal, tmp
     assert "the files of model.path have changed" in status.detail
 
 
+def adapters_of(spec):
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"lora_rank": 4})})
+
+
+async def test_adapters_killed_and_resumed_have_the_same_bits(place, mortal, model, job_id):
+    spec = adapters_of(job(model, steps=STEPS, save_freq=SAVE))
+    whole = await Killed(place(job_id), mortal, spec).run()
+    killed = Killed(place(f"{job_id}-b"), mortal, spec)
+    await killed.run(Death("mid-publish", 2), Death("mid-step", 4), Death("before the rename", 6))
+    await killed.check_equal(whole)
+    assert (killed.place.folder.model / "adapter" / "adapter_config.json").is_file()
+
+
+async def test_adapters_do_not_go_on_from_another_base(place, mortal, tmp_path, job_id):
+    model = build_tiny_model(tmp_path / "tiny", seed=1)
+    spec = adapters_of(job(model, steps=STEPS, save_freq=SAVE))
+    killed = Killed(place(job_id), mortal, spec)
+    async with killed.node.serving():
+        await killed.start(Death("mid-step", 4))
+        build_tiny_model(tmp_path / "tiny", seed=2)
+        code, status = await killed.place.lead(spec)
+    assert (code, status.error_kind) == (1, "invalid")
+    assert "hold adapters, and the files of model.path" in status.detail
+
+
 class UnevenNode(ScriptedNode):
     """Every tenth ticket takes twenty rounds, the others one."""
 

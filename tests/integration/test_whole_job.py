@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from tests.support.tiny_model import build_tiny_model
 from tests.support.whole_job import Run, run_job, tiny_job
@@ -94,3 +95,27 @@ def test_lag_zero_is_a_synchronous_trainer(model, tmp_path):
         assert {span[0] for c in sample["completions"] for span in c["spans"]} == {
             sample["step"] - 1
         }
+
+
+def test_adapters_alone_bring_the_sampler_where_the_learner_is(model, tmp_path):
+    job = tiny_job(
+        model,
+        model__lora_rank=4,
+        algorithm__max_policy_lag=0,
+        actor__optim__lr=5e-2,
+        actor__entropy_coeff=0.01,  # every completion has a gradient, whatever its reward
+        trainer__total_training_steps=3,
+    )
+    done = run_job(tmp_path, job)
+    assert done.code == 0, done.output
+    rows = done.rows("metrics.jsonl")
+    assert [row["lag/max"] for row in rows] == [0, 0, 0]
+    assert all(row["actor/grad_norm"] > 0 for row in rows)
+    # each step's completions were sampled by the adapters that the steps before have made
+    assert all(0 < row["training/rollout_probs_diff_max"] < 1e-3 for row in rows)
+    before, after = (load_file(f / "model.safetensors") for f in (model, done.folder / "model"))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in before if "_proj." in name}
+    assert max(float((after[n] - before[n]).abs().max()) for n in moved) > 1e-2
+    adapters = load_file(done.folder / "model" / "adapter" / "adapter_model.safetensors")
+    assert len(adapters) == 2 * len(moved)

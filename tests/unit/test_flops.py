@@ -1,5 +1,7 @@
 """A step's work, by hand and as torch counts it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -26,6 +28,9 @@ def test_a_row_worked_out_by_hand():
     )
     body, attention, head = 2 * 10 * 3, 4 * 2 * 3 * (1 + 2 + 3), 2 * 5 * 4 * 2
     assert training_flops(shape, rows) == 3 * (body + attention + head)
+    # a gradient of a frozen weight is a product less
+    frozen = replace(shape, frozen_params=8, frozen_head=True)
+    assert training_flops(frozen, rows) == 3 * (body + attention) - 2 * 8 * 3 + 2 * head
 
 
 def test_products_are_as_many_as_torch_counts(tmp_path):

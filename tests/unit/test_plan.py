@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.adapter_size import adapted_params, adapter_params
 from headway.errors import InvalidSpec
 from headway.jobspec import JobSpec, parse_job
 from headway.memory import (
@@ -19,6 +20,7 @@ from headway.model_size import read_shape
 from headway.plan import Machine, Pools, batch_of, make_plan, planned_files
 from headway.plan_checks import check_job, check_pools, critic_shape
 from headway.plan_data import first_item, reasoning_gym_datasets, settings_of
+from tests.support.tiny_model import build_tiny_model
 
 MACHINE = Machine(cores=(0, 1), memory=24 * GIB, free_disk=100 * GIB, num_gpus=0)
 POOLS = Pools("vllm", 2, (0,), (1,))
@@ -161,6 +163,44 @@ def test_a_critic_that_cannot_read_the_policy_is_refused(tmp_path, changes, said
                critic={"model": {"path": str(tmp_path / "gone")}})  # fmt: skip
     with pytest.raises(InvalidSpec, match=r"critic\.model\.path '.*gone': there is no such folder"):
         check_job(gone)
+
+
+def test_adapters_are_what_is_counted(tmp_path):
+    shape = read_shape(model_folder(tmp_path))
+    # q and o 8x8, k and v 8x4, gate, up and down 8x16, in two layers of rank 4
+    num_adapters, num_adapted = 2 * 4 * (2 * 16 + 2 * 12 + 3 * 24), 2 * (2 * 64 + 2 * 32 + 3 * 128)
+    spec = job(tmp_path, model={"lora_rank": 4}, actor={"num_ranks": 2, "use_kl_loss": True})
+    assert (adapter_params(spec, shape), adapted_params(spec, shape)) == (num_adapters, num_adapted)
+    terms = learner_rank_memory(spec, shape).terms
+    assert terms["base weights"] == 2 * NUM_PARAMS // 2
+    assert terms["base weights in float32, while they are loaded"] == 2 * NUM_PARAMS // 2
+    assert terms["master weights (float32)"] == terms["gradients (float32)"] == 4 * num_adapters / 2
+    assert terms["AdamW moments (float32)"] == 8 * num_adapters / 2
+    assert terms["staging copy for publishing"] == 2 * num_adapters
+    assert "reference policy" not in terms
+    node = rollout_node_memory(spec, shape, "vllm").terms
+    assert node["incoming weights"] == 2 * (num_adapters + num_adapted)
+    files = {f.path.name: f for f in planned_files(spec, shape, Path("runs"))}
+    assert files["checkpoints"].size == 2 * 12 * num_adapters
+    assert files["model"].size == 2 * NUM_PARAMS + 4 * num_adapters
+    some = job(tmp_path, model={"lora_rank": 4, "target_modules": ["q_proj", "mlp.up_proj"]})
+    assert adapter_params(some, shape) == 2 * 4 * (16 + 24)
+    one = job(tmp_path, model={"lora_rank": 4, "target_modules": "model.layers.1.mlp.up_proj"})
+    assert adapter_params(one, shape) == 4 * 24
+    plan = make_plan(
+        job(model_folder(tmp_path / "m"), model={"lora_rank": 4}), MACHINE, POOLS, tmp_path
+    )
+    assert any(note.startswith(f"{num_adapters:,} weights of adapters") for note in plan.notes)
+
+
+def test_layers_are_read_from_the_weights(tmp_path):
+    folder = build_tiny_model(tmp_path / "tiny")
+    shape = read_shape(folder)
+    # q 128x64, k and v 64x64, o 64x128, gate and up 128x64, down 64x128
+    spec = job(folder, model={"lora_rank": 4})
+    assert adapter_params(spec, shape) == 2 * 4 * (192 + 128 + 128 + 192 + 192 + 192 + 192)
+    with pytest.raises(InvalidSpec, match=r"has no layer q_prj .*did you mean q_proj\?"):
+        check_job(job(folder, model={"lora_rank": 4, "target_modules": ["q_prj"]}))
 
 
 def test_rollout_memory(tmp_path):

@@ -30,6 +30,7 @@ from services.learner.model import (
 )
 from services.learner.placed import Placed
 from services.learner.totals import Totals
+from services.learner.trained import WholeModel
 from services.learner.vocabulary import Vocabulary
 
 _MESH = ("dp", "pp", "cp", "tp")  # Megatron wants a group of each
@@ -59,6 +60,7 @@ def place_megatron(
         shape=decoder_shape(source),
         totals=Totals(data.size(), device, data.get_group()),
         named=lambda tensors: tensors,  # the masters have the files' names
+        written=WholeModel(path),
     )
 
 
