@@ -115,7 +115,7 @@ async def _run(main: Callable[[Lifecycle], Awaitable[None]]) -> int:
         log.error("%s", error, extra={"kind": error.kind})
         print(f"error: {error}", file=sys.stderr)
         return _EXIT_CODES.get(error.kind, 1)
-    except Exception:
+    except Exception:  # a fault of ours: the log has its trace, the exit code says that it failed
         log.exception("the service failed")
         return 1
     finally:

@@ -66,7 +66,7 @@ class WeightWorker:
                 self.start_weight_update()
                 self.update_weights({"version": version})
                 self.finish_weight_update()
-            except Exception:
+            except Exception:  # whatever it was: the layers must not stay open
                 self._weight_update_active = False
                 self.weight_transfer_engine.abandon_update()
                 raise

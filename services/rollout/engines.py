@@ -107,7 +107,7 @@ class EngineKeeper:
             self._starting = asyncio.create_task(self._start(spec), name="engine-start")
         try:
             return await asyncio.shield(self._starting)
-        except Exception:
+        except Exception:  # the start's own error, whatever it is: the next call starts anew
             self._starting = None
             raise
 

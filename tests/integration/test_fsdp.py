@@ -5,27 +5,16 @@ Float32: losses agree to 1e-5, weights after two steps at lr 1e-3 to 2e-6.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from services.learner.trainer import FsdpTrainer
 from tests.support.fsdp_ranks import ALGORITHMS, CPU, LATE, algorithm_stats, batch, fsdp_job
+from tests.support.rank_processes import largest_gap, run_ranks
 from tests.support.tiny_model import build_tiny_model
-
-ROOT = Path(__file__).parents[2]
-
-
-def largest_gap(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    assert a.keys() == b.keys()
-    return max(float((a[n] - b[n]).abs().max()) for n in a)
 
 
 class Runs:
@@ -45,23 +34,7 @@ class Runs:
         self.after_two_steps = dict(one.weights())
         self.stats.append(one.train_step(2, batch(2), LATE))
         self.weights = dict(one.weights())
-        self.ranks = self._run_two()
-
-    def _run_two(self) -> list[dict[str, Any]]:
-        command = [sys.executable, "-m", "tests.support.fsdp_ranks"]
-        arguments = ["2", str(self.folder / "store"), str(self.model), str(self.folder)]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        children = [
-            subprocess.Popen([*command, str(rank), *arguments], cwd=ROOT, env=env)
-            for rank in range(2)
-        ]
-        try:
-            codes = [child.wait(timeout=200) for child in children]
-        finally:
-            for child in children:
-                child.kill()
-        assert codes == [0, 0]
-        return [torch.load(self.folder / f"rank-{rank}.pt", weights_only=True) for rank in range(2)]
+        self.ranks = run_ranks("tests.support.fsdp_ranks", folder, str(self.model), str(folder))
 
 
 @pytest.fixture(scope="module")

@@ -6,19 +6,15 @@ Float32: losses and norms agree to 1e-5, weights after two steps of two updates 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.support.fsdp_ranks import cut_run
+from tests.support.rank_processes import largest_gap, run_ranks
 from tests.support.tiny_model import build_tiny_model
 
-ROOT = Path(__file__).parents[2]
 WORK = {"training/packed_tokens", "perf/model_tflop"}  # a cut prefix is run again
 
 
@@ -33,19 +29,8 @@ def one(model) -> dict[str, Any]:
 
 
 def four(model: Path, folder: Path, cut: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "tests.support.fsdp_ranks"]
-    arguments = ["4", str(folder / "store"), str(model), str(folder), *cut.split()]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    children = [
-        subprocess.Popen([*command, str(rank), *arguments], cwd=ROOT, env=env) for rank in range(4)
-    ]
-    try:
-        codes = [child.wait(timeout=300) for child in children]
-    finally:
-        for child in children:
-            child.kill()
-    assert codes == [0] * 4
-    return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(4)]
+    module = "tests.support.fsdp_ranks"
+    return run_ranks(module, folder, str(model), str(folder), *cut.split(), world=4)
 
 
 def alike(found: dict[str, Any], one: dict[str, Any]) -> None:
@@ -53,9 +38,7 @@ def alike(found: dict[str, Any], one: dict[str, Any]) -> None:
         assert mine.keys() == other.keys()
         for name in other.keys() - WORK:
             assert mine[name] == pytest.approx(other[name], abs=1e-5, rel=1e-4), name
-    assert found["weights"].keys() == one["weights"].keys()
-    for name, tensor in one["weights"].items():
-        assert (found["weights"][name] - tensor).abs().max() < 2e-6, name
+    assert largest_gap(found["weights"], one["weights"]) < 2e-6
 
 
 def test_rows_and_their_order_change_nothing(model, one):

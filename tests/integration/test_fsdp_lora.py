@@ -5,28 +5,16 @@ Float32: losses agree to 1e-5, adapters after three steps at lr 1e-2 to 2e-5.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from services.learner.trainer import FsdpTrainer
 from tests.support.fsdp_ranks import CPU
 from tests.support.lora_ranks import lora_job, stats_of
+from tests.support.rank_processes import largest_gap, run_ranks
 from tests.support.tiny_model import build_tiny_model
-
-ROOT = Path(__file__).parents[2]
-
-
-def largest_gap(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    assert a.keys() == b.keys()
-    return max(float((a[n] - b[n]).abs().max()) for n in a)
 
 
 class Runs:
@@ -43,23 +31,7 @@ class Runs:
         self.weights = dict(one.weights())
         save(one.state(), checkpoint_id=folder / "one", no_dist=True)
         one.export(folder / "export-one")
-        self.ranks = self._run_two()
-
-    def _run_two(self) -> list[dict[str, Any]]:
-        command = [sys.executable, "-m", "tests.support.lora_ranks"]
-        arguments = ["2", str(self.folder / "store"), str(self.model), str(self.folder)]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        children = [
-            subprocess.Popen([*command, str(rank), *arguments], cwd=ROOT, env=env)
-            for rank in range(2)
-        ]
-        try:
-            codes = [child.wait(timeout=200) for child in children]
-        finally:
-            for child in children:
-                child.kill()
-        assert codes == [0, 0]
-        return [torch.load(self.folder / f"rank-{rank}.pt", weights_only=True) for rank in range(2)]
+        self.ranks = run_ranks("tests.support.lora_ranks", folder, str(self.model), str(folder))
 
 
 @pytest.fixture(scope="module")

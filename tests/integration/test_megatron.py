@@ -7,16 +7,12 @@ published, saved and exported without a step in between is the same to the bit.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from services.learner.trainer import FsdpTrainer
@@ -30,14 +26,7 @@ from tests.support.megatron_ranks import (
     one_update,
     plain_settings,
 )
-
-ROOT = Path(__file__).parents[2]
-
-
-def largest_gap(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    assert a.keys() == b.keys()
-    assert all(a[n].shape == b[n].shape for n in a)
-    return max(float((a[n] - b[n]).abs().max()) for n in a)
+from tests.support.rank_processes import largest_gap, run_ranks
 
 
 def alone(model: Path, **changes: Any) -> FsdpTrainer:
@@ -66,23 +55,7 @@ class Runs:
         self.after_two_steps = copied(one)
         self.stats.append(one.train_step(2, batch(2), LATE))
         self.weights = copied(one)
-        self.ranks = self._run_two()
-
-    def _run_two(self) -> list[dict[str, Any]]:
-        command = [sys.executable, "-m", "tests.support.megatron_ranks"]
-        arguments = ["2", str(self.folder / "store"), str(self.folder)]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        children = [
-            subprocess.Popen([*command, str(rank), *arguments], cwd=ROOT, env=env)
-            for rank in range(2)
-        ]
-        try:
-            codes = [child.wait(timeout=250) for child in children]
-        finally:
-            for child in children:
-                child.kill()
-        assert codes == [0, 0]
-        return [torch.load(self.folder / f"rank-{rank}.pt", weights_only=True) for rank in range(2)]
+        self.ranks = run_ranks("tests.support.megatron_ranks", folder, str(folder))
 
 
 @pytest.fixture(scope="module")

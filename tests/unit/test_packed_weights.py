@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from headway.weights import in_place
 
 
-class Kernel:
+class Kernel(ABC):
     """A way of multiplying that keeps its own form of a weight, as vLLM's CPU layers do."""
 
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -21,8 +22,8 @@ class Kernel:
     def apply(self, layer: Any, inputs: Tensor, bias: Tensor | None) -> Tensor:
         return inputs @ layer.form
 
-    def packed(self, weight: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def packed(self, weight: Tensor) -> Tensor: ...
 
 
 class Copies(Kernel):
