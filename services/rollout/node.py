@@ -10,15 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 from redis.asyncio import Redis
 
 from headway.access.reach import allowed_roots, check_reach
 from headway.errors import (
     Conflict,
-    EpochBroken,
     HeadwayError,
     NotFound,
     Unavailable,
@@ -36,31 +33,12 @@ from headway.weights.snapshot import snapshot_at_hand
 from services.rollout.engine import Engine
 from services.rollout.engines import EngineKeeper, EngineSettings
 from services.rollout.lane import Lane
-from services.rollout.worker import JobRunner, WorkerSettings
+from services.rollout.post import Phase, Post, check_seat, same_work
+from services.rollout.presence import WorkerSettings
+from services.rollout.worker import JobRunner
 
 log = get_logger(__name__)
 _HANDOVER_S = 1.0  # when a job is taken away: for groups that are all but delivered
-Phase = Literal["starting", "running", "failed", "cancelled"]
-
-
-@dataclass(slots=True)
-class _Post:
-    """The job that the node serves, and how far it is."""
-
-    assignment: fleet_pb2.Assignment
-    scores: RewardClient
-    phase: Phase = "starting"
-    detail: str = "starting the engine"
-    error_kind: str = ""
-    engine: Engine | None = None
-    runner: JobRunner | None = None
-    task: asyncio.Task[None] | None = None
-    invite: EpochInvite | None = None  # its seat in the weight group
-    began_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
-
-    @property
-    def job_id(self) -> str:
-        return str(self.assignment.job_id)
 
 
 class RolloutNode:
@@ -78,7 +56,7 @@ class RolloutNode:
         self._redis = redis
         self.on_change = on_change
         self._wanted: fleet_pb2.Assignment | None = None
-        self._post: _Post | None = None
+        self._post: Post | None = None
         self._look = asyncio.Event()
         self._lane = Lane()
         self.draining = False
@@ -136,20 +114,20 @@ class RolloutNode:
 
     async def _converge(self) -> None:
         post, wanted = self._post, self._wanted
-        if post is not None and not _same_work(post, wanted):
+        if post is not None and not same_work(post, wanted):
             await self._stop(post, _HANDOVER_S)
             self._post = post = None
         if wanted is None:
             return
         if post is None:
-            post = self._post = _Post(wanted, RewardClient(wanted.reward_addresses))
+            post = self._post = Post(wanted, RewardClient(wanted.reward_addresses))
             if not wanted.cancel:
                 post.task = asyncio.create_task(self._serve(post), name=f"job-{wanted.job_id}")
         if wanted.cancel and post.phase != "cancelled":
             await self._stop(post, 0.0)
             self._set(post, "cancelled", "")
 
-    async def _serve(self, post: _Post) -> None:
+    async def _serve(self, post: Post) -> None:
         """One job from the engine's start to its end on this node; errors become its status."""
         try:
             spec = parse_job(json.loads(post.assignment.spec_json))
@@ -167,18 +145,18 @@ class RolloutNode:
             self._set(post, "failed", f"{type(error).__name__}: {error}", HeadwayError.kind)
             await self._after_failure(post, error)
 
-    def _runner(self, post: _Post, spec: JobSpec, engine: Engine) -> JobRunner:
+    def _runner(self, post: Post, spec: JobSpec, engine: Engine) -> JobRunner:
         ledger = RedisLedger(self._redis, post.job_id)
         journal = Journal(self._redis, post.job_id)
         return JobRunner(post.job_id, spec, self.worker, engine, ledger, post.scores, journal)
 
-    async def _after_failure(self, post: _Post, error: Exception) -> None:
+    async def _after_failure(self, post: Post, error: Exception) -> None:
         """A wrong weight says nothing about the engine; after anything else it is started anew."""
         await self._leave_group(post)
         if not isinstance(error, WeightMismatch):
             await self._engines.discard()
 
-    async def _stop(self, post: _Post, drain_s: float) -> None:
+    async def _stop(self, post: Post, drain_s: float) -> None:
         if post.runner is not None:
             await post.runner.stop(drain_s)
         elif post.task is not None and post.phase == "starting":
@@ -188,7 +166,7 @@ class RolloutNode:
         await self._leave_group(post)
         await post.scores.close()
 
-    def _set(self, post: _Post, phase: Phase, detail: str, error_kind: str = "") -> None:
+    def _set(self, post: Post, phase: Phase, detail: str, error_kind: str = "") -> None:
         post.phase, post.detail, post.error_kind = phase, detail, error_kind
         self.on_change()
 
@@ -220,7 +198,7 @@ class RolloutNode:
         async def install() -> InstallReport:
             post, engine, runner = self._serving(job_id)
             if engine.transport == "broadcast":
-                _check_seat(post, epoch)
+                check_seat(post, epoch)
             try:
                 report = await engine.install(manifest, timeout_s)
             except HeadwayError as error:
@@ -283,7 +261,7 @@ class RolloutNode:
         """The running engine, if any."""
         return self._engines.engine
 
-    def _serving(self, job_id: str) -> tuple[_Post, Engine, JobRunner]:
+    def _serving(self, job_id: str) -> tuple[Post, Engine, JobRunner]:
         post = self._post
         if post is None or post.job_id != job_id:
             serves = f"job {post.job_id}" if post is not None else "no job"
@@ -292,7 +270,7 @@ class RolloutNode:
             raise Unavailable(f"job {job_id} is {post.phase} here: {post.detail}")
         return post, post.engine, post.runner
 
-    async def _leave_group(self, post: _Post) -> None:
+    async def _leave_group(self, post: Post) -> None:
         async def leave() -> None:
             post.invite = None
             if post.engine is not None:
@@ -302,18 +280,3 @@ class RolloutNode:
                     log.warning("leaving the weight group: %s", error)
 
         await self._lane.run(leave, None)
-
-
-def _same_work(post: _Post, wanted: fleet_pb2.Assignment | None) -> bool:
-    """Whether a post goes on. One that failed is tried again with the job's next attempt."""
-    if wanted is None or wanted.job_id != post.job_id:
-        return False
-    return post.phase != "failed" or wanted.attempt == post.assignment.attempt
-
-
-def _check_seat(post: _Post, epoch: int) -> None:
-    joined = post.invite.epoch if post.invite is not None else None
-    if joined is None or epoch > joined:
-        raise EpochBroken(f"this node has no seat in epoch {epoch}; invite it first")
-    if epoch < joined:
-        raise Conflict(f"epoch {epoch} is past: this node is in epoch {joined}")

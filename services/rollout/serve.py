@@ -19,7 +19,7 @@ from headway.web import http_url, make_app, serve_http
 from services.rollout import rpc
 from services.rollout.engines import EngineSettings
 from services.rollout.node import RolloutNode
-from services.rollout.worker import WorkerSettings
+from services.rollout.presence import WorkerSettings
 
 log = get_logger(__name__)
 

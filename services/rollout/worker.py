@@ -15,37 +15,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import secrets
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 from headway.errors import HeadwayError, WeightMismatch
 from headway.jobspec import JobSpec
-from headway.ledger.api import ClaimResult, Lease, Ledger, Member
+from headway.ledger.api import ClaimResult, Lease, Ledger
 from headway.patience import patiently, woken
 from headway.telemetry import get_logger
 from headway.waits import Wait
 from services.rollout.engine import Engine
 from services.rollout.held import Held, Standing, room, waits_of
+from services.rollout.presence import Presence, WorkerSettings
 from services.rollout.scoring import Scores
 from services.rollout.tickets import OUTCOMES, EventLog, TicketWork
 
 log = get_logger(__name__)
 _REFUSED_CLAIMS_PER_S = 40.0
-_LOOK_EVERY_S = 1.0  # at the other nodes, at most; versions may come faster
 _LEAVE_S = 5.0  # for giving leases back when a job is left; then they expire
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSettings:
-    """Who the node is to the job, and its patience."""
-
-    node_id: str
-    address: str  # gRPC, host:port
-    member_ttl_s: float = 10.0
-    first_backoff_s: float = 0.02  # after a refused claim; doubles
-    max_backoff_s: float = 0.2
 
 
 class JobRunner:
@@ -70,12 +57,10 @@ class JobRunner:
             job_id, spec, settings.node_id, engine, ledger, scores, events, self._fail
         )
         self._slots = max(1, spec.rollout.max_num_seqs // spec.completions_a_ticket)
-        self._session = secrets.token_hex(8)
-        self._num_members = 1
         self._held: dict[int, Held] = {}  # by lease token
         self._standing = Standing(_now())
         self._wake = asyncio.Event()  # the claim loop has a reason to look again
-        self._changed = asyncio.Event()  # the announce loop has something new to say
+        self._presence = Presence(settings, engine, ledger, self._standing)
         self._let_go = asyncio.Event()  # a ticket is held no longer
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks: asyncio.TaskGroup | None = None
@@ -101,12 +86,12 @@ class JobRunner:
         """New weights sample: claims are made at their version from now on."""
         self._standing.installed(version, _now())
         self._wake.set()
-        self._changed.set()
+        self._presence.tell()
 
     def install_failed(self, error: HeadwayError) -> None:
         """Nothing samples until a later install. A mismatch is the end: no later one would fit."""
         self._standing.broke(_now())
-        self._changed.set()
+        self._presence.tell()
         if isinstance(error, WeightMismatch):
             self._fail(error)
 
@@ -117,7 +102,7 @@ class JobRunner:
         """
         self._standing.drains(_now())
         self._wake.set()
-        self._changed.set()
+        self._presence.tell()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
                 if self._claiming is not None:
@@ -137,7 +122,9 @@ class JobRunner:
                 loops = [
                     self._claiming,
                     tasks.create_task(self._ended_by(self._renew_loop()), name="renew"),
-                    tasks.create_task(self._ended_by(self._announce_loop()), name="announce"),
+                    tasks.create_task(
+                        self._ended_by(self._presence.run(self._end.done)), name="announce"
+                    ),
                 ]
                 await asyncio.shield(self._end)
                 for task in (*loops, *(h.task for h in self._held.values() if h.task)):
@@ -174,7 +161,7 @@ class JobRunner:
 
     def _longest_pause_s(self) -> float:
         """Between claims that are refused: so that a whole fleet asks about so often a second."""
-        fair_s = self._num_members / _REFUSED_CLAIMS_PER_S
+        fair_s = self._presence.num_members / _REFUSED_CLAIMS_PER_S
         return max(self._settings.first_backoff_s, min(fair_s, self._settings.max_backoff_s))
 
     async def _claim(self, version: int, room: int) -> ClaimResult:
@@ -197,35 +184,11 @@ class JobRunner:
             OUTCOMES.labels("lease_lost").inc()
             self._drop(entry)
 
-    async def _announce_loop(self) -> None:
-        look_at = _now()
-        while not self._standing.draining and not self._end.done():
-            self._changed.clear()
-            await self._announce()
-            if _now() >= look_at:
-                self._num_members = max(1, len(await patiently(self._ledger.members)))
-                look_at = _now() + _LOOK_EVERY_S
-            await woken(self._changed, self._settings.member_ttl_s / 3)
-        # no new epoch counts on this node, which goes on with what it has begun
-        await patiently(lambda: self._ledger.withdraw(self._settings.node_id))
-
-    async def _announce(self) -> None:
-        settings, engine = self._settings, self._engine
-        member = Member(
-            settings.node_id,
-            settings.address,
-            engine.transport,
-            self._standing.version,
-            engine.backends,
-            self._session,
-        )
-        await patiently(lambda: self._ledger.announce(member, settings.member_ttl_s))
-
     # -- tickets
 
     def _room(self) -> int:
         may_start = self._spec.data.train_batch_size * (self._spec.algorithm.max_policy_lag + 1)
-        share = math.ceil(may_start / self._num_members)
+        share = math.ceil(may_start / self._presence.num_members)
         return room(self._held.values(), self._slots, share)
 
     def _begin(self, lease: Lease) -> None:

@@ -12,8 +12,9 @@ from headway.ledger.api import LedgerConfig
 from headway.ledger.memory import MemoryLedger
 from headway.messages import Score, Ticket, WeightManifest
 from headway.payloads import unpack_group
+from services.rollout.presence import WorkerSettings
 from services.rollout.sim_engine import Lengths, SimEngine, SimSettings
-from services.rollout.worker import JobRunner, WorkerSettings
+from services.rollout.worker import JobRunner
 
 
 def job(n=4, batch=2, lag=1, max_num_seqs=8, lease_s=3.0, dynamic=False, **reward):
