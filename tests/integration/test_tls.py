@@ -45,11 +45,10 @@ def certificates(tmp_path_factory):
     return base
 
 
-def start(redis_url, base, folder: str, *flags: str) -> CoordinatorProcess:
+def start(store: str, base, folder: str) -> CoordinatorProcess:
     return CoordinatorProcess(
-        own_db(redis_url), "--tokens", str(base / "tokens.json"),
-        "--tls-dir", str(base / folder), *flags,
-    )  # fmt: skip
+        store, "--tokens", str(base / "tokens.json"), "--tls-dir", str(base / folder)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,7 @@ def tokens(certificates):
 
 @pytest.fixture(scope="module")
 def coordinator(redis_url, certificates, tokens):
-    process = start(redis_url, certificates, "here")
+    process = start(own_db(redis_url), certificates, "here")
     yield process
     process.kill()
 
@@ -112,7 +111,7 @@ def test_http_is_encrypted_and_its_certificate_checked(
 
 async def test_a_service_joins_by_name_over_tls(redis_url, certificates, tokens, monkeypatch):
     """A certificate for the whole fleet: made out to a name, not to addresses."""
-    process = start(redis_url, certificates, "named")
+    process = start(own_db(redis_url, 6), certificates, "named")
     env = {**os.environ, "HEADWAY_TOKEN": tokens["service"], "HEADWAY_TLS_NAME": FLEET_NAME}
     reward = await asyncio.create_subprocess_exec(
         *[sys.executable, "-m", "services.reward", "--workers", "1", "--node-id", "graders",

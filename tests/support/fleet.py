@@ -171,9 +171,9 @@ class ScriptedNode:
         await self._channel.close()
 
 
-def own_db(url: str) -> str:
-    """The server's database for coordinators: their index of jobs is global."""
-    return url.removesuffix("/0") + "/5"
+def own_db(url: str, number: int = 5) -> str:
+    """A database of the server for one coordinator: their index of jobs is global."""
+    return f"{url.removesuffix('/0')}/{number}"
 
 
 @asynccontextmanager

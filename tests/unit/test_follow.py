@@ -9,7 +9,7 @@ import pytest
 from headway import follow as module
 from headway.client import HeadwayClient
 from headway.errors import Unavailable
-from headway.follow import PlainView, follow
+from headway.follow import Deaf, PlainView, follow
 from headway.jobs import JobRecord, record_to_dict
 
 SPEC = {"trainer": {"total_training_steps": 3}, "rollout": {"min_nodes": 1, "max_nodes": None}}
@@ -59,14 +59,14 @@ def client_of(states):
 
 def test_a_coordinator_that_stays_away_is_given_up_after_half_a_minute(clock):
     with client_of(["running", AWAY]) as client, pytest.raises(Unavailable):
-        follow(client, "j", PlainView(3), lambda: 0)
+        follow(client, "j", Deaf(PlainView(3)), lambda: 0)
     assert 30.0 < clock.now - 1000.0 < 32.0
 
 
 def test_absences_are_not_added_up(clock):
     states = ["running", *[AWAY] * 50, "running", *[AWAY] * 50, "succeeded"]
     with client_of(states) as client:
-        assert follow(client, "j", PlainView(3), lambda: 0).state == "succeeded"
+        assert follow(client, "j", Deaf(PlainView(3)), lambda: 0).state == "succeeded"
     assert clock.now - 1000.0 > 50.0
 
 
@@ -79,5 +79,5 @@ def test_a_command_that_was_stopped_itself_does_not_count_that_time(clock):
             clock.now += 600.0  # as under SIGSTOP; the first call afterwards fails
 
     with client_of(["running", AWAY, "succeeded"]) as client:
-        assert follow(client, "j", PlainView(3), lambda: 0, tick).state == "succeeded"
+        assert follow(client, "j", Deaf(PlainView(3)), lambda: 0, tick).state == "succeeded"
     assert len(looks) == 3

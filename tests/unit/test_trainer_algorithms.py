@@ -166,7 +166,7 @@ def reference_of(folder: Path, groups: list[Group]) -> torch.Tensor:
 
 def with_reference(model: Path, other: Path, monkeypatch: Any, **changes: Any) -> Any:
     """A trainer whose reference is another model, as after some steps."""
-    from services.learner import fsdp as module
+    from services.learner import trained as module
 
     real = module.load_reference
     monkeypatch.setattr(module, "load_reference", lambda path, *rest: real(other, *rest))
