@@ -5,7 +5,6 @@ Names come from `headway.rl.names`; verl's other names for the same things are t
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -13,14 +12,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from headway.jobspec_section import Section
 from headway.rl import names
+from headway.suggestions import near
 
 _CLIPS = {"gspo": (3e-4, 4e-4), "gmpo": (0.4, 0.4)}  # as published; others 0.2, 0.2
-
-
-def near(name: str, known: Sequence[str]) -> str:
-    """` (did you mean …?)`, or nothing."""
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def _one_of(known: Sequence[str]) -> BeforeValidator:

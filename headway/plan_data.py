@@ -7,12 +7,11 @@ its source text, and the data itself is opened with the module of its data set a
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib.util
 import re
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,9 @@ from typing import Any
 from headway.data.one_of_gym import only_data_set
 from headway.data.source import open_source
 from headway.errors import InvalidSpec
-from headway.graders import GraderSpec, ReasoningGym, Sum
+from headway.graders import GraderSpec, ReasoningGym
 from headway.jobspec import DataSpec
+from headway.suggestions import near
 
 _PATIENCE_S = 5.0  # of processor time
 
@@ -80,9 +80,8 @@ def _soon(name: str) -> Iterator[None]:
 
 def check_grader_data_sets(grader: GraderSpec, path: str) -> None:
     """InvalidSpec when a reasoning_gym grader names a data set that is not there."""
-    if isinstance(grader, Sum):
-        for name, part in grader.graders.items():
-            check_grader_data_sets(part, f"{path}.graders.{name}")
+    for name, part in grader.parts().items():
+        check_grader_data_sets(part, f"{path}.graders.{name}")
     if isinstance(grader, ReasoningGym) and grader.dataset is not None:
         spec = importlib.util.find_spec("reasoning_gym")
         if spec is not None and spec.origin is not None:
@@ -90,7 +89,7 @@ def check_grader_data_sets(grader: GraderSpec, path: str) -> None:
             if grader.dataset not in known:
                 raise InvalidSpec(
                     f"{path}.dataset: reasoning_gym has no data set {grader.dataset!r}"
-                    f"{_near(grader.dataset, known)}"
+                    f"{near(grader.dataset, known)}"
                 )
 
 
@@ -123,7 +122,7 @@ def _check_names(data: DataSpec, package: Path) -> Path:
     known = reasoning_gym_datasets(package)
     if data.name not in known:
         raise InvalidSpec(
-            f"data.name: reasoning_gym has no data set {data.name!r}{_near(data.name, known)}"
+            f"data.name: reasoning_gym has no data set {data.name!r}{near(data.name, known)}"
         )
     file, settings = known[data.name]
     fields = settings_of(file, settings)
@@ -133,11 +132,6 @@ def _check_names(data: DataSpec, package: Path) -> Path:
         if fields and key not in fields:
             has = ", ".join(field for field in fields if field not in ("seed", "size"))
             raise InvalidSpec(
-                f"unknown key data.config.{key}{_near(key, fields)}; {data.name} has {has}"
+                f"unknown key data.config.{key}{near(key, fields)}; {data.name} has {has}"
             )
     return file
-
-
-def _near(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {near[0]}?)" if near else ""

@@ -93,7 +93,8 @@ def main() -> None:
 
 def grade(job: JobSpec, tickets: Sequence[Ticket], texts: Sequence[str]) -> list[float]:
     """Rewards by the job's grader; an item that cannot be graded is an error."""
-    from services.reward.grading.evaluate import Sample, build
+    from services.reward.grading.evaluate import build
+    from services.reward.grading.sample import Sample
 
     one = build(validate_grader(dict(job.reward.grader)).model_dump())
     samples = [

@@ -22,8 +22,9 @@ from typing import Any
 
 from headway.lifecycle import die_with_parent
 from services.reward import frames
-from services.reward.grading.evaluate import Grade, Sample, build
+from services.reward.grading.evaluate import build
 from services.reward.grading.outcome import BadInput, GradingError, checked_reward
+from services.reward.grading.sample import Grade, Sample
 
 _MAX_MESSAGE = 2000
 

@@ -7,9 +7,10 @@ import pytest
 from headway.errors import InvalidSpec
 from headway.graders import parse_grader_json, validate_grader
 from headway.templates import TemplateError, render
-from services.reward.grading.evaluate import Sample, build
+from services.reward.grading.evaluate import build
 from services.reward.grading.numeric import grade_numeric
 from services.reward.grading.outcome import BadInput, GradingError, checked_reward
+from services.reward.grading.sample import Sample
 
 QUICKSTART = {
     "type": "sum",

@@ -12,14 +12,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.reward.grading.numeric import last_tag
-from services.reward.grading.outcome import BadInput, checked_reward
+from services.reward.grading.outcome import BadInput, Graded, checked_reward
+from services.reward.grading.sample import Grade, text_of
 
 _scorers: dict[str, Any] = {}
 
 
-def preload() -> None:
-    """Imports reasoning_gym."""
+def reasoning_gym(spec: Mapping[str, Any]) -> Grade:
+    """Loads reasoning_gym, then scores."""
     import reasoning_gym  # noqa: F401
+
+    return lambda sample: Graded(grade_gym(text_of(spec["input"], sample), sample.item, spec))
 
 
 def grade_gym(text: str, item: Mapping[str, Any], spec: Mapping[str, Any]) -> float:

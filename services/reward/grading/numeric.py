@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
 from services.reward.grading.numbers import Number, clean, closing_brace, find_numbers
-from services.reward.grading.outcome import BadInput
+from services.reward.grading.outcome import BadInput, Graded
+from services.reward.grading.sample import Grade, Sample, text_of, value_of
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _HASHES = re.compile(
@@ -36,6 +37,24 @@ _NOT = re.compile(r"\bnot\b|n't\b", re.IGNORECASE)
 _RETRACTED = re.compile(
     r"\b(?:wait|actually|sorry|correction|mistake|wrong|no,|instead|scratch that)", re.IGNORECASE
 )
+
+
+def numeric(spec: Mapping[str, Any]) -> Grade:
+    """Reads the right answers from the item, then compares."""
+    fields = dict(spec)
+
+    def grade(sample: Sample) -> Graded:
+        reference = spec["reference"]
+        choices = reference if isinstance(reference, list) else [reference]
+        values: list[Any] = []
+        for choice in choices:
+            value = value_of(choice, sample) if isinstance(choice, str) else choice
+            values += value if isinstance(value, list) else [value]
+        if not values:
+            raise BadInput("the item's list of right answers is empty")
+        return Graded(grade_numeric(text_of(spec["input"], sample), values, fields))
+
+    return grade
 
 
 def grade_numeric(text: str, references: Sequence[Any], spec: dict[str, Any]) -> float:

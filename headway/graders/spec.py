@@ -1,0 +1,82 @@
+"""What all graders share, as data. Grading itself is the reward service's work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
+
+from headway.suggestions import near
+from headway.templates import OUTPUT, TemplateError, references
+
+OUTPUT_TEMPLATE = f"{{{{{OUTPUT}}}}}"
+
+
+def checked_template(text: str) -> str:
+    """The template itself; ValueError where it can never resolve."""
+    try:
+        references(text)
+    except TemplateError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+class GraderSpec(BaseModel):
+    """One grader. Frozen; refuses unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    type: str
+    name: str | None = Field(default=None, max_length=128, description="for people")
+    timeout_s: float | None = Field(
+        default=None, gt=0, description="limit for one item; only on the outermost grader"
+    )
+
+    def templates(self) -> list[tuple[str, str]]:
+        """The templates as (field, template)."""
+        found = []
+        for field in ("input", "reference"):
+            value = getattr(self, field, None)
+            texts = value if isinstance(value, list) else [value]
+            found += [(field, text) for text in texts if isinstance(text, str)]
+        return found
+
+    def needs(self) -> dict[str, str]:
+        """What an item must have beside what the templates name: where it is used -> path."""
+        return {}
+
+    def parts(self) -> Mapping[str, GraderSpec]:
+        """The graders that this one combines, by name."""
+        return {}
+
+    def canonical_json(self) -> str:
+        """The grader with all defaults, keys sorted, no spaces."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+
+class Combination(GraderSpec):
+    """A grader made of named graders."""
+
+    graders: dict[str, SerializeAsAny[GraderSpec]] = Field(min_length=1, max_length=32)
+
+    def parts(self) -> Mapping[str, GraderSpec]:
+        """The graders by name."""
+        return self.graders
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        for name, part in self.graders.items():
+            if not name.isprintable() or not name or "/" in name:
+                raise ValueError(
+                    f"graders: {name!r} cannot be a name: empty, with a slash or unprintable"
+                )
+            if part.timeout_s is not None:
+                raise ValueError(f"graders.{name}.timeout_s: set it on the outermost grader")
+        return self
+
+
+def unknown_part(name: str, known: Mapping[str, GraderSpec], key: str) -> str:
+    """What is said of a name under `key` that none of the combined graders has."""
+    return f"{key}.{name} names none of the graders{near(name, known, key + '.')}"
