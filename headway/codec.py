@@ -94,6 +94,7 @@ def score_item_to_pb(item: ScoreItem) -> reward_pb2.ScoreItem:
         prompt_json=json.dumps(item.prompt),
         completion=item.completion,
         item_json=json.dumps(dict(item.item)),
+        group=item.group,
     )
 
 

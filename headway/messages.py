@@ -101,11 +101,16 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class ScoreItem:
-    """One completion to score: its prompt, its text, the data set's row."""
+    """One completion to score: its prompt, its text, the data set's row.
+
+    Items of one request with the same `group` are completions of one prompt: a grader of
+    whole groups scores them together. An empty one is a group of its own.
+    """
 
     prompt: Any
     completion: str
     item: JsonObject
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,10 @@ class GraderSpec(BaseModel):
         """The graders that this one combines, by name."""
         return {}
 
+    def whole_group(self) -> bool:
+        """Whether all completions of a prompt are to be scored together, in one go."""
+        return any(part.whole_group() for part in self.parts().values())
+
     def canonical_json(self) -> str:
         """The grader with all defaults, keys sorted, no spaces."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))

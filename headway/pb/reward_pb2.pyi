@@ -27,22 +27,28 @@ class ScoreItem(_message.Message):
     PROMPT_JSON_FIELD_NUMBER: _builtins.int
     COMPLETION_FIELD_NUMBER: _builtins.int
     ITEM_JSON_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     prompt_json: _builtins.str
     """The conversation or text the completion answers, JSON."""
     completion: _builtins.str
     """The completion's text."""
     item_json: _builtins.str
     """The data set's item (reference answer, metadata), JSON object."""
+    group: _builtins.str
+    """Items of one request with the same group are completions of one prompt: a grader of
+    whole groups scores them together. Empty: a group of its own.
+    """
     def __init__(
         self,
         *,
         prompt_json: _builtins.str = ...,
         completion: _builtins.str = ...,
         item_json: _builtins.str = ...,
+        group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "item_json", b"item_json", "prompt_json", b"prompt_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "group", b"group", "item_json", b"item_json", "prompt_json", b"prompt_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,6 +22,7 @@ class ScoreItemBody(BaseModel):
     completion: str
     item: dict[str, Any] = Field(default_factory=dict, description="the data set's row")
     prompt: Any = Field(default=None, description="chat messages or text")
+    group: str = Field(default="", description="the same for all completions of one prompt")
 
 
 class ScoreBody(BaseModel):
@@ -57,7 +58,8 @@ def add_routes(app: FastAPI, scorer: Scorer) -> None:
     @app.post("/v1/score", summary="Score completions")
     async def score(body: ScoreBody) -> ScoreAnswer:
         items = [
-            WireItem(json.dumps(i.prompt), i.completion, json.dumps(i.item)) for i in body.items
+            WireItem(json.dumps(i.prompt), i.completion, json.dumps(i.item), i.group)
+            for i in body.items
         ]
         grader_json = json.dumps(body.grader)
         scores = await scorer.score(Request(body.request_id, body.job_id, grader_json, items))

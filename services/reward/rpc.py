@@ -24,7 +24,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         self, request: reward_pb2.ScoreRequest, context: grpc.aio.ServicerContext
     ) -> reward_pb2.ScoreResponse:
         """Scores a batch; errors as in headway/errors.py."""
-        items = [WireItem(i.prompt_json, i.completion, i.item_json) for i in request.items]
+        items = [WireItem(i.prompt_json, i.completion, i.item_json, i.group) for i in request.items]
         scores = await self._scorer.score(
             Request(request.request_id, request.job_id, request.grader_json, items),
             context.time_remaining(),

@@ -15,14 +15,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from headway.errors import Conflict, DeadlineExceeded, InvalidSpec, NoCapacity, Unavailable
 from headway.graders import GraderSpec, parse_grader_json
 from headway.messages import Score
 from headway.waits import Wait
 from services.reward import metrics
-from services.reward.waiting import Batch, Interest, WireItem
+from services.reward.waiting import Batch, Interest, WireItem, split, units_of
 from services.reward.workers import WorkerPool
 
 # Items a batch: shared out evenly over the workers, but large enough to stay cheap and small
@@ -155,7 +154,7 @@ class Scorer:
         self._running.add(evaluation)
         self._idle.clear()
         self._measure()
-        evaluation.submit(self._pool, grader.model_dump(mode="json"), timeout_s, limits)
+        evaluation.submit(self._pool, grader, timeout_s, limits)
         return evaluation
 
     def _check_size(self, num_items: int, size: int) -> None:
@@ -237,21 +236,23 @@ class _Evaluation:
         self.future: asyncio.Future[tuple[Score, ...]] = asyncio.get_running_loop().create_future()
 
     def submit(
-        self, pool: WorkerPool, grader: dict[str, Any], timeout_s: float, limits: ServiceLimits
+        self, pool: WorkerPool, grader: GraderSpec, timeout_s: float, limits: ServiceLimits
     ) -> None:
-        """Hands the items to the pool in batches."""
+        """Hands the items to the pool in batches; a whole-group grader's groups stay whole."""
         fitting = []
-        for position, item in enumerate(self._items):
-            if item.size <= limits.max_item_bytes:
-                fitting.append((position, item))
+        for unit in units_of(self._items, grader.whole_group()):
+            largest = max(item.size for _, item in unit)
+            if largest <= limits.max_item_bytes:
+                fitting.append(unit)
                 continue
-            message = f"{item.size} characters; an item has at most {limits.max_item_bytes}"
-            self._deliver(position, Score(None, {}, "bad_input", message))
-        share = math.ceil(len(fitting) / pool.num_workers)
+            message = f"{largest} characters; an item has at most {limits.max_item_bytes}"
+            for position, _ in unit:
+                self._deliver(position, Score(None, {}, "bad_input", message))
+        share = math.ceil(sum(map(len, fitting)) / pool.num_workers)
         step = min(max(share, _SMALLEST_BATCH), _LARGEST_BATCH)
-        for first in range(0, len(fitting), step):
-            items = tuple(fitting[first : first + step])
-            pool.submit(Batch(self.job_id, grader, items, timeout_s, self._deliver, self._interest))
+        data = grader.model_dump(mode="json")
+        for run in split(fitting, step):
+            pool.submit(Batch(self.job_id, data, run, timeout_s, self._deliver, self._interest))
         self._items = ()
         if not self.num_items:
             self._complete()
@@ -285,6 +286,6 @@ def _parsed(grader_json: str) -> GraderSpec:
 
 
 def _digest(request: Request) -> bytes:
-    items = [(i.prompt_json, i.completion, i.item_json) for i in request.items]
+    items = [(i.prompt_json, i.completion, i.item_json, i.group) for i in request.items]
     text = json.dumps([request.job_id, request.grader_json, items])
     return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,11 +18,42 @@ class WireItem:
     prompt_json: str
     completion: str
     item_json: str
+    group: str = ""
 
     @property
     def size(self) -> int:
         """Characters."""
-        return len(self.prompt_json) + len(self.completion) + len(self.item_json)
+        texts = (self.prompt_json, self.completion, self.item_json, self.group)
+        return sum(map(len, texts))
+
+
+# What is scored in one go, each with its position in the request: one item, or a whole
+# group for a grader that needs all completions of a prompt.
+Unit = tuple[tuple[int, WireItem], ...]
+
+
+def units_of(items: Sequence[WireItem], whole_groups: bool) -> list[Unit]:
+    """One unit an item, or one a group in order of first appearance."""
+    if not whole_groups:
+        return [((position, item),) for position, item in enumerate(items)]
+    members: dict[str | int, list[tuple[int, WireItem]]] = {}
+    for position, item in enumerate(items):
+        members.setdefault(item.group or position, []).append((position, item))
+    return [tuple(unit) for unit in members.values()]
+
+
+def split(units: Sequence[Unit], step: int) -> Iterator[tuple[Unit, ...]]:
+    """The units in runs of at most `step` items; a larger unit is a run of its own."""
+    run: list[Unit] = []
+    room = step
+    for unit in units:
+        if run and len(unit) > room:
+            yield tuple(run)
+            run, room = [], step
+        run.append(unit)
+        room -= len(unit)
+    if run:
+        yield tuple(run)
 
 
 class Interest:
@@ -36,15 +67,15 @@ class Interest:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Items of one request that one worker scores in one go; `deliver` is called for each."""
+    """Units of one request that go to one worker together; `deliver` is called for each item."""
 
     job_id: str
     grader: dict[str, Any]
-    items: tuple[tuple[int, WireItem], ...]  # position in the request, item
+    units: tuple[Unit, ...]
     timeout_s: float  # for one item
     deliver: Callable[[int, Score], None]
     interest: Interest
-    retried: frozenset[int] = field(default=frozenset())  # positions that crashed a worker once
+    retried: frozenset[Unit] = field(default=frozenset())  # crashed a worker once
     num_failed_preparations: int = 0
 
 
@@ -63,8 +94,8 @@ class FairQueue:
     def put_back(self, batch: Batch, step: int) -> None:
         """Adds what is left of a batch before everything else, in pieces of `step` items."""
         waiting = self._jobs.setdefault(batch.job_id, deque())
-        for first in reversed(range(0, len(batch.items), step)):
-            waiting.appendleft(replace(batch, items=batch.items[first : first + step]))
+        for run in reversed([*split(batch.units, step)]):
+            waiting.appendleft(replace(batch, units=run))
         self._jobs.move_to_end(batch.job_id, last=False)
         self._filled.set()
 

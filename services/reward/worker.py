@@ -78,9 +78,11 @@ class Worker:
 
     async def send(self, batch: Batch) -> None:
         """Hands over a whole batch. WorkerDied when the process is gone."""
-        items = [(i.prompt_json, i.completion, i.item_json) for _, i in batch.items]
+        units = [
+            [(i.prompt_json, i.completion, i.item_json) for _, i in unit] for unit in batch.units
+        ]
         try:
-            self._stdin.write(encode({"grader": batch.grader, "items": items}))
+            self._stdin.write(encode({"grader": batch.grader, "units": units}))
             await self._stdin.drain()
         except OSError as error:
             raise WorkerDied(f"worker {self.pid}: {error}") from None

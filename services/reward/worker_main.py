@@ -1,11 +1,13 @@
 """A grader worker: reads batches on stdin, writes one result an item, in order.
 
-    parent -> {"grader": {...}, "items": [[prompt_json, completion, item_json], ...]}
+    parent -> {"grader": {...}, "units": [[[prompt_json, completion, item_json], ...], ...]}
     worker -> {"ready": pid}            once, when loaded
     worker -> {"prepared": true}        a batch's grader is loaded: the first item's clock runs
     worker -> {"reward": 1.0, ...} or {"error": kind, "message": text}, one an item
 
-It has a memory limit and dies with its parent. What a grader prints goes nowhere.
+A unit is one item, or all completions of a prompt where the grader needs them together:
+its results are written when all are there. The process has a memory limit and dies
+with its parent. What a grader prints goes nowhere.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from headway.lifecycle import die_with_parent
 from services.reward import frames
 from services.reward.grading.evaluate import build
 from services.reward.grading.outcome import BadInput, GradingError, checked_reward
-from services.reward.grading.sample import Grade, Sample
+from services.reward.grading.sample import Grade, Sample, as_group
 
 _MAX_MESSAGE = 2000
 
@@ -59,18 +61,27 @@ def _serve(batch: dict[str, Any], sink: int) -> None:
         return
     frames.write_blocking(sink, {"prepared": True})
     kind, needs_prompt = batch["grader"]["type"], "prompt" in json.dumps(batch["grader"])
-    for prompt_json, completion, item_json in batch["items"]:
+    for unit in batch["units"]:
         started = time.perf_counter()
-        result = _score(grade, kind, prompt_json if needs_prompt else "", completion, item_json)
-        result["duration_s"] = time.perf_counter() - started
-        frames.write_blocking(sink, result)
+        results = _score_unit(grade, kind, unit, needs_prompt)
+        share_s = (time.perf_counter() - started) / len(unit)
+        for result in results:
+            frames.write_blocking(sink, result | {"duration_s": share_s})
 
 
-def _score(
-    grade: Grade, kind: str, prompt_json: str, completion: str, item_json: str
-) -> dict[str, Any]:
+def _score_unit(
+    grade: Grade, kind: str, unit: list[list[str]], needs_prompt: bool
+) -> list[dict[str, Any]]:
     try:
-        graded = grade(_sample(prompt_json, completion, item_json))
+        samples = [_sample(p if needs_prompt else "", text, item) for p, text, item in unit]
+    except BadInput as error:
+        return [{"error": error.kind, "message": _message(error)}] * len(unit)
+    return [_score(grade, kind, sample) for sample in as_group(samples)]
+
+
+def _score(grade: Grade, kind: str, sample: Sample) -> dict[str, Any]:
+    try:
+        graded = grade(sample)
         parts = {name: checked_reward(part, name) for name, part in graded.parts.items()}
         return {"reward": checked_reward(graded.reward, f"the {kind} grader"), "parts": parts}
     except GradingError as error:

@@ -17,7 +17,7 @@ from headway.errors import Unavailable
 from headway.messages import Score
 from headway.telemetry import get_logger
 from services.reward import metrics
-from services.reward.waiting import Batch, FairQueue
+from services.reward.waiting import Batch, FairQueue, Unit
 from services.reward.worker import Worker, WorkerDied
 
 log = get_logger(__name__)
@@ -139,7 +139,7 @@ class _Round:
         if "prepared" not in answer:
             self._fail_all("internal", str(answer.get("unusable", "the grader did not load")))
             return "", None
-        for done in range(len(self._batch.items)):
+        for done in range(len(self._batch.units)):
             if self._batch.interest.cancelled:
                 return "cancelled", None
             reason, kept = await self._one(done)
@@ -148,30 +148,43 @@ class _Round:
         return "", None
 
     async def _one(self, done: int) -> tuple[str, bool]:
-        """Scores one item: why the worker must go, and whether the item is to be tried again."""
-        position, _ = self._batch.items[done]
+        """Scores one unit: why the worker must go, and whether the unit is to be tried again."""
+        unit = self._batch.units[done]
+        what = "item" if len(unit) == 1 else f"group of {len(unit)}"
+        limit_s = self._batch.timeout_s * len(unit)
         started = time.perf_counter()
-        limit_s = self._batch.timeout_s
         try:
-            more = len(self._batch.items) - done
-            answer = await self._worker.answer(limit_s, patient=more >= _PATIENT_FROM)
+            patient = len(self._batch.units) - done >= _PATIENT_FROM
+            scores = await self._scores(len(unit), limit_s, patient)
         except TimeoutError:
-            self._fail(position, "timeout", f"not scored within {limit_s:g} s", started)
+            of_group = f", the limit of a {what}" if len(unit) > 1 else ""
+            self._fail(unit, "timeout", f"not scored within {limit_s:g} s{of_group}", started)
             return "timeout", False
         except WorkerDied:
-            if position not in self._batch.retried:
+            if unit not in self._batch.retried:
                 return "crash", True
-            self._fail(position, "crash", "the item ended its worker process twice", started)
+            self._fail(unit, "crash", f"the {what} ended its worker process twice", started)
             return "crash", False
-        self._worker.num_scored += 1
-        score = _score(answer)
-        self._batch.deliver(position, score)
-        return ("memory" if score.error_kind == "memory" else ""), False
+        self._worker.num_scored += len(unit)
+        for (position, _), score in zip(unit, scores, strict=True):
+            self._batch.deliver(position, score)
+        return ("memory" if any(s.error_kind == "memory" for s in scores) else ""), False
+
+    async def _scores(self, num_items: int, limit_s: float, patient: bool) -> list[Score]:
+        """The scores of one unit, all within its limit."""
+        if num_items == 1:
+            return [_score(await self._worker.answer(limit_s, patient))]
+        deadline = time.perf_counter() + limit_s
+        scores: list[Score] = []
+        for _ in range(num_items):
+            left_s = deadline - time.perf_counter()
+            scores.append(_score(await self._worker.answer(left_s)))
+        return scores
 
     def _rest(self, first: int, kept: bool) -> Batch | None:
-        items = self._batch.items[first:]
-        retried = self._batch.retried | {items[0][0]} if kept else self._batch.retried
-        return replace(self._batch, items=items, retried=retried) if items else None
+        units = self._batch.units[first:]
+        retried = self._batch.retried | {units[0]} if kept else self._batch.retried
+        return replace(self._batch, units=units, retried=retried) if units else None
 
     def _after_failed_preparation(self, error: WorkerDied) -> Batch | None:
         failures = self._batch.num_failed_preparations + 1
@@ -181,11 +194,14 @@ class _Round:
         return replace(self._batch, num_failed_preparations=failures)
 
     def _fail_all(self, kind: str, message: str) -> None:
-        for position, _ in self._batch.items:
-            self._batch.deliver(position, Score(None, {}, kind, message))
+        for unit in self._batch.units:
+            for position, _ in unit:
+                self._batch.deliver(position, Score(None, {}, kind, message))
 
-    def _fail(self, position: int, kind: str, message: str, started: float) -> None:
-        self._batch.deliver(position, Score(None, {}, kind, message, time.perf_counter() - started))
+    def _fail(self, unit: Unit, kind: str, message: str, started: float) -> None:
+        share_s = (time.perf_counter() - started) / len(unit)
+        for position, _ in unit:
+            self._batch.deliver(position, Score(None, {}, kind, message, share_s))
 
 
 def _score(answer: dict[str, Any]) -> Score:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from headway.errors import HeadwayError, NoCapacity, Unavailable
+from headway.graders import validate_grader
 from headway.jobspec import JobSpec
 from headway.ledger.api import Lease
 from headway.messages import Baseline, Completion, Score, ScoreItem
@@ -58,7 +59,8 @@ async def score_group(
 ) -> Scored:
     """Scores all completions of a lease's ticket, and the greedy one they are compared with.
 
-    The filter reason is `reward_error:<kind>` when any has no reward at last, and
+    All n are one group to the service, scored again as a whole where the grader needs
+    whole groups. The filter reason is `reward_error:<kind>` when any has no reward at last, and
     `zero_variance` when all are equal and `algorithm.dynamic_sampling` is on.
     """
     clock = asyncio.get_running_loop().time
@@ -69,10 +71,17 @@ async def score_group(
         missing = [i for i, completion in enumerate(scored) if completion.reward is None]
         if not missing:
             break
+        if number and missing[0] < len(completions) and _whole_groups(spec):
+            missing = [*range(len(completions)), *(i for i in missing if i >= len(completions))]
         if number:
             await asyncio.sleep(_FIRST_PAUSE_S * 2 ** (number - 1))
         ticket = lease.ticket
-        items = [ScoreItem(ticket.prompt, scored[i].text, ticket.item) for i in missing]
+        items = [
+            ScoreItem(ticket.prompt, scored[i].text, ticket.item, str(ticket.ticket_id))
+            if i < len(completions)
+            else ScoreItem(ticket.prompt, scored[i].text, ticket.item)  # greedy: none of the n
+            for i in missing
+        ]
         # a repeat of one request id gives the same answer; a new round wants a new one
         request_id = f"{job_id}/{ticket.ticket_id}/{lease.token}/{number}"
         answers = await _scores(scores, request_id, job_id, spec, items)
@@ -83,6 +92,11 @@ async def score_group(
     if greedy is not None and (last := scored.pop()).reward is not None:
         baseline = Baseline(last.reward, len(last.token_ids))
     return Scored(tuple(scored), reason, message, clock() - started, baseline)
+
+
+def _whole_groups(spec: JobSpec) -> bool:
+    """Whether a completion can only be scored together with all others of its prompt."""
+    return validate_grader(spec.reward.grader).whole_group()
 
 
 async def _scores(

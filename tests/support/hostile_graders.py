@@ -7,7 +7,8 @@ from typing import Literal
 
 from headway.graders import GraderSpec
 from services.reward.grading.evaluate import BUILDERS
-from services.reward.grading.outcome import Graded
+from services.reward.grading.groups import once_a_group
+from services.reward.grading.outcome import BadInput, Graded
 
 
 class Hostile(GraderSpec):
@@ -15,6 +16,15 @@ class Hostile(GraderSpec):
 
     type: Literal["hostile"] = "hostile"
     log: str = ""
+
+
+class HostileGroup(Hostile):
+    """The same over whole groups: does what each item says, then ranks by length; see `_rank`."""
+
+    type: Literal["hostile_group"] = "hostile_group"
+
+    def whole_group(self) -> bool:
+        return True
 
 
 VALUES = {"nan": float("nan"), "none": None, "list": [1.0], "huge": 1e308 * 10}
@@ -62,4 +72,21 @@ DEEDS = {
     "killed_once": _killed_once,
     "wait_for": _wait_for,
 }
+
+
+def _rank(spec, group):
+    """How many of the group are shorter; an error for an item that is `lost`."""
+    for sample in group:
+        if sample.item.get("do") != "lost":
+            _grade(spec, sample)
+    lengths = [len(sample.completion) for sample in group]
+    return [
+        BadInput("lost")
+        if s.item.get("do") == "lost"
+        else Graded(float(sum(n < own for n in lengths)))
+        for s, own in zip(group, lengths, strict=True)
+    ]
+
+
+BUILDERS["hostile_group"] = lambda spec: once_a_group(lambda group: _rank(spec, group))
 BUILDERS["hostile"] = lambda spec: lambda sample: _grade(spec, sample)

@@ -13,7 +13,7 @@ from headway.reward_client import RewardClient
 from services.reward.scoring import ServiceLimits
 from services.reward.serve import reward_server
 from services.reward.workers import PoolSettings
-from tests.support.hostile_graders import Hostile
+from tests.support.hostile_graders import Hostile, HostileGroup
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = {
@@ -31,6 +31,7 @@ GOOD = ScoreItem(None, "3", {"answer": "3"})
 def hostile(monkeypatch):
     """Teaches the service and its workers the grader that misbehaves."""
     monkeypatch.setitem(graders.GRADERS, "hostile", Hostile)
+    monkeypatch.setitem(graders.GRADERS, "hostile_group", HostileGroup)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return PoolSettings(
         num_workers=1, memory_bytes=512 << 20, imports=("tests.support.hostile_graders",)

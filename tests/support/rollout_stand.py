@@ -48,9 +48,11 @@ class Graders:
         self.rule = rule
         self.takes_s = takes_s
         self.calls = []
+        self.groups = []  # of each call, the items' groups
 
     async def score(self, request_id, job_id, grader, items, timeout_s):
         self.calls.append((request_id, [item.completion for item in items]))
+        self.groups.append([item.group for item in items])
         call = len(self.calls)
         await asyncio.sleep(self.takes_s)
         return tuple(self.rule(item, call) for item in items)

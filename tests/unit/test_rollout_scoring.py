@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from headway import graders
 from headway.errors import (
     DeadlineExceeded,
     InvalidSpec,
     Unavailable,
 )
 from headway.messages import Score, VersionSpan
+from tests.support.hostile_graders import HostileGroup
 from tests.support.rollout_stand import FlawedEngine, Graders, digits_sum, job, now, stand
 from tests.support.virtual_time import run_virtual
 
@@ -55,6 +57,27 @@ def test_rescoring_asks_only_for_what_failed_under_new_request_ids():
             assert len(always.calls) == 6
             assert await it.count("reasons") == {"reward_error:timeout": 2}
             assert len(it.events.rows) == 1  # one for the kind, not one a group
+
+    run_virtual(main())
+
+
+def test_a_whole_group_grader_has_the_whole_group_scored_again(monkeypatch):
+    monkeypatch.setitem(graders.GRADERS, "hostile_group", HostileGroup)
+
+    async def main():
+        def second_time(item, call):
+            return FAILED if call < 2 and "7" in item.completion else digits_sum(item)
+
+        for grader, num_again in (({"type": "hostile_group"}, 4), ({"type": "numeric"}, None)):
+            spec = job(on_error="rescore", max_rescores=2, grader=grader)
+            asked = Graders(second_time)
+            async with stand(spec, num_tickets=1, graders=asked) as it:
+                await it.reaches("delivered", 1)
+            texts = [texts for _, texts in asked.calls]
+            with_7 = sum("7" in text for text in texts[0])
+            assert 0 < with_7 < 4
+            assert len(texts[1]) == (num_again or with_7)
+            assert asked.groups[0] == ["0"] * 4  # the ticket's id
 
     run_virtual(main())
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headway.templates import TemplateError, render
@@ -12,11 +12,27 @@ from services.reward.grading.outcome import BadInput, Graded
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A completion with its data set's row and its prompt."""
+    """A completion with its data set's row and its prompt.
+
+    `group`: all samples of its prompt in order, itself at `position`, where the grader is one
+    of whole groups; else empty.
+    """
 
     completion: str
     item: Mapping[str, Any]
     prompt: Any
+    group: Sequence[Sample] = field(default=(), repr=False, compare=False)
+    position: int = 0
+
+
+def as_group(samples: list[Sample]) -> list[Sample]:
+    """The samples of one prompt, each of which knows all; one alone stays as it is."""
+    if len(samples) == 1:
+        return samples
+    group: list[Sample] = []
+    for position, sample in enumerate(samples):
+        group.append(replace(sample, group=group, position=position))
+    return group
 
 
 Grade = Callable[[Sample], Graded]
