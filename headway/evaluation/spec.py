@@ -48,6 +48,9 @@ class EvaluationSpec(Section):
         default=None, ge=1, description="tokens a completion; default: rollout.max_tokens"
     )
     seed: int = Field(default=0, ge=0, description="of the sampling")
+    pass_reward: float = Field(
+        default=1.0, description="a completion is right, for pass@k, from this reward on"
+    )
     test_freq: int = Field(
         default=0, ge=0, description="steps between evaluations of a training job; 0: none"
     )
