@@ -80,8 +80,8 @@ def _soon(name: str) -> Iterator[None]:
 
 def check_grader_data_sets(grader: GraderSpec, path: str) -> None:
     """InvalidSpec when a reasoning_gym grader names a data set that is not there."""
-    for name, part in grader.parts().items():
-        check_grader_data_sets(part, f"{path}.graders.{name}")
+    for where, part in grader.inner().items():
+        check_grader_data_sets(part, f"{path}.{where}")
     if isinstance(grader, ReasoningGym) and grader.dataset is not None:
         spec = importlib.util.find_spec("reasoning_gym")
         if spec is not None and spec.origin is not None:

@@ -20,7 +20,7 @@ def job_schema() -> dict[str, Any]:
 
 
 def grader_schema() -> dict[str, Any]:
-    """A grader of any type. The parts of a `sum` are shown as objects only."""
+    """A grader of any type. Graders inside of another are shown as objects only."""
     kinds = []
     for model in GRADERS.values():
         kind = _inlined(model)

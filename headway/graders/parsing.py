@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from headway.errors import InvalidSpec
 from headway.graders.answers import Numeric
-from headway.graders.combined import Sum
+from headway.graders.combined import Formula, Gate, Sum
 from headway.graders.gym import ReasoningGym
 from headway.graders.spec import Combination, GraderSpec
 from headway.graders.text import Regex, StringCheck
@@ -27,6 +27,8 @@ GRADERS: dict[str, type[GraderSpec]] = {
     "numeric": Numeric,
     "reasoning_gym": ReasoningGym,
     "sum": Sum,
+    "gate": Gate,
+    "formula": Formula,
 }
 
 
@@ -72,6 +74,9 @@ def _parse(raw: object, path: str, depth: int) -> GraderSpec:
             name: _parse(part, f"{path}.graders.{name}", depth + 1)
             for name, part in raw["graders"].items()
         }
+    for key in model.GRADER_KEYS:
+        if key in raw:
+            fields[key] = _parse(raw[key], f"{path}.{key}", depth + 1)
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -92,8 +97,8 @@ def _explain(error: Any, model: type[GraderSpec], path: str) -> str:
 
 
 def _resolves(grader: GraderSpec, item: Mapping[str, Any], path: str) -> None:
-    for name, part in grader.parts().items():
-        _resolves(part, item, f"{path}.graders.{name}")
+    for where, part in grader.inner().items():
+        _resolves(part, item, f"{path}.{where}")
     wanted = {
         f"{path}.{field}": reference
         for field, template in grader.templates()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
 
@@ -27,6 +27,7 @@ class GraderSpec(BaseModel):
     """One grader. Frozen; refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    GRADER_KEYS: ClassVar[tuple[str, ...]] = ()  # keys that hold one grader each
 
     type: str
     name: str | None = Field(default=None, max_length=128, description="for people")
@@ -55,6 +56,10 @@ class GraderSpec(BaseModel):
         """Whether all completions of a prompt are to be scored together, in one go."""
         return any(part.whole_group() for part in self.parts().values())
 
+    def inner(self) -> Mapping[str, GraderSpec]:
+        """The same by the path at which each stands below this one."""
+        return {f"graders.{name}": part for name, part in self.parts().items()}
+
     def canonical_json(self) -> str:
         """The grader with all defaults, keys sorted, no spaces."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
@@ -71,14 +76,20 @@ class Combination(GraderSpec):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        for name, part in self.graders.items():
+        for name in self.graders:
             if not name.isprintable() or not name or "/" in name:
                 raise ValueError(
                     f"graders: {name!r} cannot be a name: empty, with a slash or unprintable"
                 )
-            if part.timeout_s is not None:
-                raise ValueError(f"graders.{name}.timeout_s: set it on the outermost grader")
+        check_parts(self.inner())
         return self
+
+
+def check_parts(inner: Mapping[str, GraderSpec]) -> None:
+    """ValueError where a grader within another has what only the outermost may have."""
+    for path, part in inner.items():
+        if part.timeout_s is not None:
+            raise ValueError(f"{path}.timeout_s: set it on the outermost grader")
 
 
 def unknown_part(name: str, known: Mapping[str, GraderSpec], key: str) -> str:

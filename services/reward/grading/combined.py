@@ -1,4 +1,4 @@
-"""Graders made of graders: `sum`."""
+"""Graders made of graders: `sum`, `gate` and `formula`."""
 
 from __future__ import annotations
 
@@ -6,28 +6,48 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from services.reward.grading.evaluate import build
-from services.reward.grading.outcome import Graded, GradingError, checked_reward
+from headway.graders.arithmetic import CannotCompute, compiled
+from services.reward.grading.outcome import BadInput, Graded
+from services.reward.grading.parts import Part, grade_all, named_parts
 from services.reward.grading.sample import Grade, Sample
 
 
 def weighted_sum(spec: Mapping[str, Any]) -> Grade:
     """Every part scores; null when one cannot."""
-    parts = {name: build(part) for name, part in spec["graders"].items()}
-    weights = {name: spec["weights"].get(name, 1.0) for name in parts}
+    parts = named_parts(spec["graders"])
+    weights = {part.name: spec["weights"].get(part.name, 1.0) for part in parts}
 
     def grade(sample: Sample) -> Graded:
-        rewards: dict[str, float] = {}
-        terms = []
-        for name, part in parts.items():
-            try:
-                graded = part(sample)
-                reward = checked_reward(graded.reward, f"a {spec['graders'][name]['type']} grader")
-            except GradingError as error:
-                raise type(error)(f"{name}: {error}") from error
-            rewards[name] = reward
-            rewards.update({f"{name}/{inner}": r for inner, r in graded.parts.items()})
-            terms.append(weights[name] * reward)
-        return Graded(math.fsum(terms), rewards)
+        rewards = grade_all(parts, sample)
+        return Graded(math.fsum(weights[name] * rewards[name] for name in weights), rewards)
+
+    return grade
+
+
+def gate(spec: Mapping[str, Any]) -> Grade:
+    """`then` is evaluated only where the condition holds."""
+    condition, then = Part("condition", spec["condition"]), Part("then", spec["then"])
+
+    def grade(sample: Sample) -> Graded:
+        rewards = condition(sample)
+        if rewards["condition"] < spec["threshold"]:
+            return Graded(spec["else"], rewards)
+        rewards |= then(sample)
+        return Graded(rewards["then"], rewards)
+
+    return grade
+
+
+def formula(spec: Mapping[str, Any]) -> Grade:
+    """Every part scores, then the expression is computed. BadInput where it has no value."""
+    parts = named_parts(spec["graders"])
+    compute = compiled(spec["formula"], spec["graders"])
+
+    def grade(sample: Sample) -> Graded:
+        rewards = grade_all(parts, sample)
+        try:
+            return Graded(compute(rewards), rewards)
+        except CannotCompute as error:
+            raise BadInput(f"formula: {error}") from None
 
     return grade

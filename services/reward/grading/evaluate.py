@@ -17,6 +17,8 @@ BUILDERS: dict[str, str | Builder] = {
     "numeric": f"{_HERE}.numeric:numeric",
     "reasoning_gym": f"{_HERE}.gym:reasoning_gym",
     "sum": f"{_HERE}.combined:weighted_sum",
+    "gate": f"{_HERE}.combined:gate",
+    "formula": f"{_HERE}.combined:formula",
 }
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 class GradingError(Exception):
@@ -12,11 +14,36 @@ class GradingError(Exception):
 
     kind = "internal"
 
+    def within(self, name: str) -> GradingError:
+        """The same, said of a grader's part."""
+        error = type(self)(f"{name}: {self}")
+        error.kind = self.kind
+        return error
+
 
 class BadInput(GradingError):
     """The item, or its reference, is not what the grader needs."""
 
     kind = "bad_input"
+
+
+class OutsideFailed(GradingError):
+    """Whoever was asked outside gave nothing to score by; each has a kind of its own."""
+
+    def __init__(self, message: str, kind: str = "internal") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Needs(Exception):
+    """The item can be graded once somebody outside has been asked. No failure.
+
+    `asks`: by its key, each request as `services.reward.grading.asking` makes it.
+    """
+
+    def __init__(self, asks: Mapping[str, Any]) -> None:
+        super().__init__(f"{len(asks)} requests")
+        self.asks = dict(asks)
 
 
 @dataclass(slots=True)
