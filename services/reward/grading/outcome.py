@@ -46,6 +46,12 @@ class Needs(Exception):
         self.asks = dict(asks)
 
 
+class SandboxUnavailable(GradingError):
+    """What must run sandboxed cannot: the sandbox is not installed, or does not hold here."""
+
+    kind = "sandbox_unavailable"
+
+
 @dataclass(slots=True)
 class Graded:
     """A reward and the rewards of its parts, by name."""
