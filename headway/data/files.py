@@ -1,4 +1,4 @@
-"""Rows of a JSON-lines or parquet file, in verl's columns or TRL's.
+"""Rows of a JSON-lines, parquet or Arrow file, in verl's columns or TRL's.
 
 Both have a column `prompt`: a chat (list of `{role, content}`) or a string. Every
 other column goes to the grader as it is: verl's `data_source`, `ability`,
@@ -28,9 +28,9 @@ class JsonLines:
     must stay as it was then: what has changed under a job is not read as if it had not.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, prompt_key: str = "prompt") -> None:
         """Reads the file once. InvalidSpec names file and line of a damaged row."""
-        self._path = path
+        self._path, self._prompt_key = path, prompt_key
         self._where: list[tuple[int, int]] = []  # byte offset, line number in the file
         digest = hashlib.sha256()
         offset = 0
@@ -39,7 +39,7 @@ class JsonLines:
             for number, raw in enumerate(stream, start=1):
                 digest.update(raw)
                 if raw.removeprefix(_BOM if number == 1 else b"").strip():
-                    _row(_parse(raw, path, number), f"{path}:{number}")
+                    _row(_parse(raw, path, number), f"{path}:{number}", prompt_key)
                     self._where.append((offset, number))
                 offset += len(raw)
         if not self._where:
@@ -60,7 +60,8 @@ class JsonLines:
             self._check_unchanged(stream)
             stream.seek(offset)
             raw = stream.readline()
-        return _row(_parse(raw, self._path, number), f"{self._path}:{number}")
+        where = f"{self._path}:{number}"
+        return _row(_parse(raw, self._path, number), where, self._prompt_key)
 
     def _check_unchanged(self, stream: BufferedReader) -> None:
         now = _stamp(stream)
@@ -80,22 +81,15 @@ class JsonLines:
 class Parquet:
     """A parquet file, whichever library wrote it; nested values become lists and dicts."""
 
-    def __init__(self, path: Path) -> None:
+    kind = "parquet"
+
+    def __init__(self, path: Path, prompt_key: str = "prompt") -> None:
         """Reads and checks the file. InvalidSpec names file and row."""
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError:
-            raise InvalidSpec(f"reading {path} needs pyarrow: pip install pyarrow") from None
-        self._path = path
-        try:
-            table = pyarrow.parquet.read_table(path)
-        except (pyarrow.ArrowException, OSError) as error:
-            reason = str(error).splitlines()[0]
-            raise InvalidSpec(f"{path} is not a readable parquet file: {reason}") from None
-        if "prompt" not in table.column_names:
+        self._path, self._prompt_key = path, prompt_key
+        table = self._read(path)
+        if prompt_key not in table.column_names:
             raise InvalidSpec(
-                f"{path} has no column prompt (columns: {', '.join(table.column_names)})"
+                f"{path} has no column {prompt_key} (columns: {', '.join(table.column_names)})"
             )
         index = [c for c in table.column_names if c.startswith("__index_level_")]
         self._table = table.drop_columns(index)
@@ -113,11 +107,58 @@ class Parquet:
         """One row as plain values."""
         columns = self._table.slice(index, 1).to_pydict(maps_as_pydicts="strict")
         values = {name: plain(column[0]) for name, column in columns.items()}
-        return _row(values, f"{self._path}, row {index}")
+        return _row(values, f"{self._path}, row {index}", self._prompt_key)
 
     def describe(self) -> dict[str, Any]:
         """File, rows, SHA-256 of its bytes."""
-        return _described("parquet", self._path, len(self), self._sha256)
+        return _described(self.kind, self._path, len(self), self._sha256)
+
+    def _read(self, path: Path) -> Any:
+        import_pyarrow(path)
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            return pyarrow.parquet.read_table(path)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise InvalidSpec(f"{path} is not a readable parquet file: {_first(error)}") from None
+
+
+class Arrow(Parquet):
+    """An Arrow file, of the stream or the file format, as the `datasets` library writes it."""
+
+    kind = "arrow"
+
+    def _read(self, path: Path) -> Any:
+        return read_arrow(path)
+
+
+def read_arrow(path: Path) -> Any:
+    """The table of an Arrow file. InvalidSpec when it is none."""
+    import_pyarrow(path)
+    import pyarrow
+
+    try:
+        with pyarrow.memory_map(str(path)) as file:
+            try:
+                return pyarrow.ipc.open_stream(file).read_all()
+            except pyarrow.ArrowInvalid:
+                return pyarrow.ipc.open_file(file).read_all()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InvalidSpec(f"{path} is not a readable Arrow file: {_first(error)}") from None
+
+
+def import_pyarrow(path: Path) -> None:
+    """InvalidSpec, with what to install, where pyarrow is not."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise InvalidSpec(f"reading {path} needs pyarrow: pip install pyarrow") from None
+
+
+def _first(error: Exception) -> str:
+    """The first line of an error."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _stamp(stream: BufferedReader) -> tuple[int, int, int, int]:
@@ -159,18 +200,31 @@ def _has_half_a_pair(value: Any) -> bool:
     return False
 
 
-def _row(values: dict[str, Any], where: str) -> Row:
-    if "prompt" not in values:
-        raise InvalidSpec(f"{where}: no column prompt (columns: {', '.join(values) or 'none'})")
-    item = {name: value for name, value in values.items() if name != "prompt"}
-    prompt = values["prompt"]
+def _row(values: dict[str, Any], where: str, prompt_key: str) -> Row:
+    if prompt_key not in values:
+        columns = ", ".join(values) or "none"
+        raise InvalidSpec(f"{where}: no column {prompt_key} (columns: {columns})")
+    item = {name: value for name, value in values.items() if name != prompt_key}
+    prompt = _messages(values[prompt_key])
     if isinstance(prompt, str):
         if not prompt:
-            raise InvalidSpec(f"{where}: prompt is empty")
+            raise InvalidSpec(f"{where}: {prompt_key} is empty")
         return Row(prompt, item)
     if not isinstance(prompt, list) or not prompt:
-        raise InvalidSpec(f"{where}: prompt must be a string or a list of chat messages")
+        raise InvalidSpec(f"{where}: {prompt_key} must be a string or a list of chat messages")
     return Row([_message(message, where) for message in prompt], item)
+
+
+def _messages(prompt: Any) -> Any:
+    """The prompt; a chat that came by columns (`{role: […], content: […]}`, as the `datasets`
+    library stores a sequence of mappings) as a list of messages.
+    """
+    if not isinstance(prompt, dict) or not prompt:
+        return prompt
+    columns = list(prompt.values())
+    if not all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns):
+        return prompt
+    return [dict(zip(prompt, message, strict=True)) for message in zip(*columns, strict=True)]
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:
