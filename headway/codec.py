@@ -95,6 +95,7 @@ def score_item_to_pb(item: ScoreItem) -> reward_pb2.ScoreItem:
         completion=item.completion,
         item_json=json.dumps(dict(item.item)),
         group=item.group,
+        num_tokens=item.num_tokens,
     )
 
 

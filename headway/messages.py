@@ -105,12 +105,14 @@ class ScoreItem:
 
     Items of one request with the same `group` are completions of one prompt: a grader of
     whole groups scores them together. An empty one is a group of its own.
+    `num_tokens`: of the completion as it was sampled; None where nobody knows.
     """
 
     prompt: Any
     completion: str
     item: JsonObject
     group: str = ""
+    num_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

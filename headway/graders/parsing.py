@@ -13,6 +13,9 @@ from headway.errors import InvalidSpec
 from headway.graders.answers import Numeric
 from headway.graders.combined import Formula, Gate, Sum
 from headway.graders.gym import ReasoningGym
+from headway.graders.lengths import Length, Overlong
+from headway.graders.schemas import JsonSchema
+from headway.graders.similarity import TextSimilarity
 from headway.graders.spec import Combination, GraderSpec
 from headway.graders.text import Regex, StringCheck
 from headway.suggestions import near
@@ -24,6 +27,10 @@ MAX_DEPTH = 8
 GRADERS: dict[str, type[GraderSpec]] = {
     "string_check": StringCheck,
     "regex": Regex,
+    "text_similarity": TextSimilarity,
+    "json_schema": JsonSchema,
+    "length": Length,
+    "overlong": Overlong,
     "numeric": Numeric,
     "reasoning_gym": ReasoningGym,
     "sum": Sum,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headway/v1/reward.proto\x12\nheadway.v1\"V\n\tScoreItem\x12\x13\n\x0bprompt_json\x18\x01 \x01(\t\x12\x12\n\ncompletion\x18\x02 \x01(\t\x12\x11\n\titem_json\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\t\"m\n\x0cScoreRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x13\n\x0bgrader_json\x18\x03 \x01(\t\x12$\n\x05items\x18\x04 \x03(\x0b\x32\x15.headway.v1.ScoreItem\"\xcd\x01\n\x0bScoreResult\x12\x13\n\x06reward\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x31\n\x05parts\x18\x02 \x03(\x0b\x32\".headway.v1.ScoreResult.PartsEntry\x12\x12\n\nerror_kind\x18\x03 \x01(\t\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x12\n\nduration_s\x18\x05 \x01(\x01\x1a,\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_reward\"9\n\rScoreResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.headway.v1.ScoreResult2M\n\rRewardService\x12<\n\x05Score\x12\x18.headway.v1.ScoreRequest\x1a\x19.headway.v1.ScoreResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headway/v1/reward.proto\x12\nheadway.v1\"~\n\tScoreItem\x12\x13\n\x0bprompt_json\x18\x01 \x01(\t\x12\x12\n\ncompletion\x18\x02 \x01(\t\x12\x11\n\titem_json\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\t\x12\x17\n\nnum_tokens\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_num_tokens\"m\n\x0cScoreRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x13\n\x0bgrader_json\x18\x03 \x01(\t\x12$\n\x05items\x18\x04 \x03(\x0b\x32\x15.headway.v1.ScoreItem\"\xcd\x01\n\x0bScoreResult\x12\x13\n\x06reward\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x31\n\x05parts\x18\x02 \x03(\x0b\x32\".headway.v1.ScoreResult.PartsEntry\x12\x12\n\nerror_kind\x18\x03 \x01(\t\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x12\n\nduration_s\x18\x05 \x01(\x01\x1a,\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_reward\"9\n\rScoreResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.headway.v1.ScoreResult2M\n\rRewardService\x12<\n\x05Score\x12\x18.headway.v1.ScoreRequest\x1a\x19.headway.v1.ScoreResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,15 +34,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCORERESULT_PARTSENTRY']._loaded_options = None
   _globals['_SCORERESULT_PARTSENTRY']._serialized_options = b'8\001'
   _globals['_SCOREITEM']._serialized_start=39
-  _globals['_SCOREITEM']._serialized_end=125
-  _globals['_SCOREREQUEST']._serialized_start=127
-  _globals['_SCOREREQUEST']._serialized_end=236
-  _globals['_SCORERESULT']._serialized_start=239
-  _globals['_SCORERESULT']._serialized_end=444
-  _globals['_SCORERESULT_PARTSENTRY']._serialized_start=389
-  _globals['_SCORERESULT_PARTSENTRY']._serialized_end=433
-  _globals['_SCORERESPONSE']._serialized_start=446
-  _globals['_SCORERESPONSE']._serialized_end=503
-  _globals['_REWARDSERVICE']._serialized_start=505
-  _globals['_REWARDSERVICE']._serialized_end=582
+  _globals['_SCOREITEM']._serialized_end=165
+  _globals['_SCOREREQUEST']._serialized_start=167
+  _globals['_SCOREREQUEST']._serialized_end=276
+  _globals['_SCORERESULT']._serialized_start=279
+  _globals['_SCORERESULT']._serialized_end=484
+  _globals['_SCORERESULT_PARTSENTRY']._serialized_start=429
+  _globals['_SCORERESULT_PARTSENTRY']._serialized_end=473
+  _globals['_SCORERESPONSE']._serialized_start=486
+  _globals['_SCORERESPONSE']._serialized_end=543
+  _globals['_REWARDSERVICE']._serialized_start=545
+  _globals['_REWARDSERVICE']._serialized_end=622
 # @@protoc_insertion_point(module_scope)

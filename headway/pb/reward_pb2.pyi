@@ -28,6 +28,7 @@ class ScoreItem(_message.Message):
     COMPLETION_FIELD_NUMBER: _builtins.int
     ITEM_JSON_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_json: _builtins.str
     """The conversation or text the completion answers, JSON."""
     completion: _builtins.str
@@ -38,6 +39,8 @@ class ScoreItem(_message.Message):
     """Items of one request with the same group are completions of one prompt: a grader of
     whole groups scores them together. Empty: a group of its own.
     """
+    num_tokens: _builtins.int
+    """How many tokens the completion has, where known: what counts tokens needs it."""
     def __init__(
         self,
         *,
@@ -45,12 +48,15 @@ class ScoreItem(_message.Message):
         completion: _builtins.str = ...,
         item_json: _builtins.str = ...,
         group: _builtins.str = ...,
+        num_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_tokens", b"_num_tokens", "num_tokens", b"num_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "group", b"group", "item_json", b"item_json", "prompt_json", b"prompt_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_tokens", b"_num_tokens", "completion", b"completion", "group", b"group", "item_json", b"item_json", "num_tokens", b"num_tokens", "prompt_json", b"prompt_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_tokens: _TypeAlias = _typing.Literal["num_tokens"]  # noqa: Y015
+    _WhichOneofArgType__num_tokens: _TypeAlias = _typing.Literal["_num_tokens", b"_num_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_tokens) -> _WhichOneofReturnType__num_tokens | None: ...
 
 Global___ScoreItem: _TypeAlias = ScoreItem  # noqa: Y015
 

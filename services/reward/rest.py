@@ -23,6 +23,9 @@ class ScoreItemBody(BaseModel):
     item: dict[str, Any] = Field(default_factory=dict, description="the data set's row")
     prompt: Any = Field(default=None, description="chat messages or text")
     group: str = Field(default="", description="the same for all completions of one prompt")
+    num_tokens: int | None = Field(
+        default=None, ge=0, lt=1 << 32, description="of the completion, for what counts tokens"
+    )
 
 
 class ScoreBody(BaseModel):
@@ -57,13 +60,15 @@ def add_routes(app: FastAPI, scorer: Scorer) -> None:
 
     @app.post("/v1/score", summary="Score completions")
     async def score(body: ScoreBody) -> ScoreAnswer:
-        items = [
-            WireItem(json.dumps(i.prompt), i.completion, json.dumps(i.item), i.group)
-            for i in body.items
-        ]
+        items = [_wire_item(item) for item in body.items]
         grader_json = json.dumps(body.grader)
         scores = await scorer.score(Request(body.request_id, body.job_id, grader_json, items))
         return ScoreAnswer(results=[_result(score) for score in scores])
+
+
+def _wire_item(item: ScoreItemBody) -> WireItem:
+    prompt_json, item_json = json.dumps(item.prompt), json.dumps(item.item)
+    return WireItem(prompt_json, item.completion, item_json, item.group, item.num_tokens)
 
 
 def _result(score: Score) -> ScoreResultBody:

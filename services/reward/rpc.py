@@ -24,12 +24,17 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         self, request: reward_pb2.ScoreRequest, context: grpc.aio.ServicerContext
     ) -> reward_pb2.ScoreResponse:
         """Scores a batch; errors as in headway/errors.py."""
-        items = [WireItem(i.prompt_json, i.completion, i.item_json, i.group) for i in request.items]
+        items = [_wire_item(item) for item in request.items]
         scores = await self._scorer.score(
             Request(request.request_id, request.job_id, request.grader_json, items),
             context.time_remaining(),
         )
         return reward_pb2.ScoreResponse(results=[score_to_pb(score) for score in scores])
+
+
+def _wire_item(item: reward_pb2.ScoreItem) -> WireItem:
+    num_tokens = item.num_tokens if item.HasField("num_tokens") else None
+    return WireItem(item.prompt_json, item.completion, item.item_json, item.group, num_tokens)
 
 
 def register(scorer: Scorer, server: grpc.aio.Server) -> Sequence[str]:

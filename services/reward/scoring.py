@@ -286,6 +286,8 @@ def _parsed(grader_json: str) -> GraderSpec:
 
 
 def _digest(request: Request) -> bytes:
-    items = [(i.prompt_json, i.completion, i.item_json, i.group) for i in request.items]
+    items = [
+        (i.prompt_json, i.completion, i.item_json, i.group, i.num_tokens) for i in request.items
+    ]
     text = json.dumps([request.job_id, request.grader_json, items])
     return hashlib.blake2b(text.encode(), digest_size=16).digest()

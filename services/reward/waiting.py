@@ -19,6 +19,7 @@ class WireItem:
     completion: str
     item_json: str
     group: str = ""
+    num_tokens: int | None = None  # of the completion, where the caller said
 
     @property
     def size(self) -> int:

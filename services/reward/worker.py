@@ -79,7 +79,8 @@ class Worker:
     async def send(self, batch: Batch) -> None:
         """Hands over a whole batch. WorkerDied when the process is gone."""
         units = [
-            [(i.prompt_json, i.completion, i.item_json) for _, i in unit] for unit in batch.units
+            [(i.prompt_json, i.completion, i.item_json, i.num_tokens) for _, i in unit]
+            for unit in batch.units
         ]
         try:
             self._stdin.write(encode({"grader": batch.grader, "units": units}))

@@ -1,6 +1,6 @@
 """A grader worker: reads batches on stdin, writes one result an item, in order.
 
-    parent -> {"grader": {...}, "units": [[[prompt_json, completion, item_json], ...], ...]}
+    parent -> {"grader": {...}, "units": [[[prompt_json, completion, item_json, num_tokens], ...]]}
     worker -> {"ready": pid}            once, when loaded
     worker -> {"prepared": true}        a batch's grader is loaded: the first item's clock runs
     worker -> {"reward": 1.0, ...} or {"error": kind, "message": text}, one an item
@@ -70,10 +70,10 @@ def _serve(batch: dict[str, Any], sink: int) -> None:
 
 
 def _score_unit(
-    grade: Grade, kind: str, unit: list[list[str]], needs_prompt: bool
+    grade: Grade, kind: str, unit: list[list[Any]], needs_prompt: bool
 ) -> list[dict[str, Any]]:
     try:
-        samples = [_sample(p if needs_prompt else "", text, item) for p, text, item in unit]
+        samples = [_sample(prompt if needs_prompt else "", *rest) for prompt, *rest in unit]
     except BadInput as error:
         return [{"error": error.kind, "message": _message(error)}] * len(unit)
     return [_score(grade, kind, sample) for sample in as_group(samples)]
@@ -92,7 +92,9 @@ def _score(grade: Grade, kind: str, sample: Sample) -> dict[str, Any]:
         return {"error": "internal", "message": f"{kind}: {_message(error)}"}
 
 
-def _sample(prompt_json: str, completion: str, item_json: str) -> Sample:
+def _sample(
+    prompt_json: str, completion: str, item_json: str, num_tokens: int | None
+) -> Sample:
     try:
         prompt = json.loads(prompt_json) if prompt_json else None
         item = json.loads(item_json) if item_json else {}
@@ -100,7 +102,7 @@ def _sample(prompt_json: str, completion: str, item_json: str) -> Sample:
         raise BadInput(f"the item is not JSON: {error}") from None
     if not isinstance(item, dict):
         raise BadInput(f"the item is {type(item).__name__}, not a JSON object")
-    return Sample(completion, item, prompt)
+    return Sample(completion, item, prompt, num_tokens=num_tokens)
 
 
 def _message(error: BaseException) -> str:

@@ -77,9 +77,13 @@ async def score_group(
             await asyncio.sleep(_FIRST_PAUSE_S * 2 ** (number - 1))
         ticket = lease.ticket
         items = [
-            ScoreItem(ticket.prompt, scored[i].text, ticket.item, str(ticket.ticket_id))
-            if i < len(completions)
-            else ScoreItem(ticket.prompt, scored[i].text, ticket.item)  # greedy: none of the n
+            ScoreItem(
+                ticket.prompt,
+                scored[i].text,
+                ticket.item,
+                str(ticket.ticket_id) if i < len(completions) else "",  # greedy: none of the n
+                len(scored[i].token_ids),
+            )
             for i in missing
         ]
         # a repeat of one request id gives the same answer; a new round wants a new one

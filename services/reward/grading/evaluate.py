@@ -14,6 +14,10 @@ _HERE = __package__
 BUILDERS: dict[str, str | Builder] = {
     "string_check": f"{_HERE}.text:string_check",
     "regex": f"{_HERE}.text:regex",
+    "text_similarity": f"{_HERE}.similarity:text_similarity",
+    "json_schema": f"{_HERE}.schemas:json_schema",
+    "length": f"{_HERE}.lengths:length",
+    "overlong": f"{_HERE}.lengths:overlong",
     "numeric": f"{_HERE}.numeric:numeric",
     "reasoning_gym": f"{_HERE}.gym:reasoning_gym",
     "sum": f"{_HERE}.combined:weighted_sum",

@@ -23,6 +23,7 @@ class Sample:
     prompt: Any
     group: Sequence[Sample] = field(default=(), repr=False, compare=False)
     position: int = 0
+    num_tokens: int | None = None  # of the completion, where the caller said
 
 
 def as_group(samples: list[Sample]) -> list[Sample]:
