@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -132,10 +132,7 @@ class Loop:
             at_take = clock()
             metrics = await self._train(step, batch)
             at_train = clock()
-            await patiently(lambda s=step, t=took: self._p.ledger.commit(s, t.ticket_ids or ()))  # type: ignore[misc]
-            self._p.reporter.update(step=step + 1)
-            if step + 1 >= self._published:
-                await self._outbox.stage(step + 1)
+            await self._close(step, took.ticket_ids or ())
             at_stage = clock()
             timing = {
                 "timing_s/take": at_take - began,
@@ -153,6 +150,23 @@ class Loop:
                 await self._p.saver.after_step(step + 1, self._p.feeder.cursor, self._nonfinite)
         await self._recorded()
         await self._outbox.sent()
+
+    async def _close(self, step: int, ticket_ids: Sequence[int]) -> None:
+        """Commits a step while its weights are being copied.
+
+        What is staged leaves with the next step: never before the commit is known.
+        """
+        committing = _task(self._commit(step, ticket_ids), "commit")
+        try:
+            if step + 1 >= self._published:
+                await self._outbox.stage(step + 1)
+            await committing
+        finally:
+            await end_tasks([committing])
+
+    async def _commit(self, step: int, ticket_ids: Sequence[int]) -> None:
+        await patiently(lambda: self._p.ledger.commit(step, ticket_ids))
+        self._p.reporter.update(step=step + 1)
 
     async def _save_if_cheap(self) -> None:
         """A cancelled job's last state, unless that would keep the user waiting."""
