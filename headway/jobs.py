@@ -113,8 +113,9 @@ class JobRecord:
 
     @property
     def total_steps(self) -> int:
-        """Optimiser steps the job is to take."""
-        return int(self.spec["trainer"]["total_training_steps"])
+        """Optimiser steps the job is to take; 0 where it trains nothing."""
+        trainer = self.spec.get("trainer")
+        return int(trainer["total_training_steps"]) if trainer is not None else 0
 
     @property
     def min_nodes(self) -> int:

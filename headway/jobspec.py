@@ -5,18 +5,26 @@ Unknown keys are refused with the nearest known one; see docs/job-spec.md.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
+from headway import jobspec_eval
 from headway.errors import InvalidSpec
+from headway.evaluation.spec import EvalDataSpec, EvaluationSpec
 from headway.jobspec_algorithm import AlgorithmSpec, CorrectionSpec, KlCtrlSpec
+from headway.jobspec_errors import explain
 from headway.jobspec_model import ModelSpec
 from headway.jobspec_sampling import DataSpec, OverlongSpec, RewardSpec, RolloutSpec
 from headway.jobspec_section import Section
@@ -30,6 +38,8 @@ __all__ = [
     "CorrectionSpec",
     "CriticSpec",
     "DataSpec",
+    "EvalDataSpec",
+    "EvaluationSpec",
     "JobSpec",
     "KlCtrlSpec",
     "ModelSpec",
@@ -50,6 +60,9 @@ MAX_JOB_BYTES = 256 << 10
 class JobSpec(Section):
     """A whole job."""
 
+    kind: Literal["train", "eval"] = Field(
+        default="train", description="eval: samples and grades data sets, and trains nothing"
+    )
     name: str = Field(default="job", pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")
     seed: int = Field(default=0, ge=0, lt=2**31)
     model: ModelSpec
@@ -59,10 +72,34 @@ class JobSpec(Section):
     actor: ActorSpec = ActorSpec()
     critic: CriticSpec = CriticSpec()
     rollout: RolloutSpec = RolloutSpec()
+    evaluation: EvaluationSpec = EvaluationSpec()
     trainer: TrainerSpec
 
+    @model_validator(mode="before")
+    @classmethod
+    def _eval_is_completed(cls, raw: Any) -> Any:
+        is_eval = isinstance(raw, dict) and raw.get("kind") == "eval"
+        return jobspec_eval.completed(raw) if is_eval else raw
+
+    @model_serializer(mode="wrap")
+    def _eval_is_pruned(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        dumped: dict[str, Any] = handler(self)
+        return jobspec_eval.pruned(dumped) if self.kind == "eval" else dumped
+
     @model_validator(mode="after")
-    def _batches_fit(self) -> Self:
+    def _goes_together(self) -> Self:
+        if self.kind == "train":
+            self._check_batches()
+            self._check_groups()
+            self._check_critic()
+            self._check_adapters()
+            self._check_lengths()
+        jobspec_eval.check(self)
+        if self.rollout.max_nodes is not None and self.rollout.max_nodes < self.rollout.min_nodes:
+            raise ValueError("rollout.max_nodes is below rollout.min_nodes")
+        return self
+
+    def _check_batches(self) -> None:
         batch = self.data.train_batch_size
         minis = {"actor": self.mini_batch_size, "critic": self.critic_mini_batch_size}
         for who, mini in minis.items():
@@ -72,9 +109,8 @@ class JobSpec(Section):
                     f" {batch}"
                 )
             self.actor.check_batch(mini, who)
-        self._check_groups()
-        self._check_critic()
-        self._check_adapters()
+
+    def _check_lengths(self) -> None:
         longest = self.data.max_prompt_length + self.rollout.max_tokens
         if longest > self.model.max_model_len:
             raise ValueError(
@@ -87,9 +123,6 @@ class JobSpec(Section):
                 f"actor.ppo_max_token_len_per_gpu {budget} is below data.max_prompt_length +"
                 f" rollout.max_tokens = {longest}: no row could hold the longest answer"
             )
-        if self.rollout.max_nodes is not None and self.rollout.max_nodes < self.rollout.min_nodes:
-            raise ValueError("rollout.max_nodes is below rollout.min_nodes")
-        return self
 
     def _check_groups(self) -> None:
         n, name = self.rollout.n, self.algorithm.adv_estimator
@@ -143,6 +176,30 @@ class JobSpec(Section):
                 " critic trains all weights: leave lora_rank at 0 or use another estimator"
             )
 
+    def validates(self, version: int) -> bool:
+        """Whether a training job's held-out data is sampled at this version, made by as many steps.
+
+        Every `test_freq` steps, after the last step, and before the first where so asked.
+        """
+        every, last = self.evaluation.test_freq, self.trainer.total_training_steps
+        if self.kind == "eval" or not every:
+            return False
+        if version == 0:
+            return self.evaluation.val_before_train
+        return version == last or (version < last and version % every == 0)
+
+    @property
+    def data_sets(self) -> dict[str, DataSpec | EvalDataSpec]:
+        """Every data set that the job reads, by the key that holds it."""
+        own: dict[str, DataSpec | EvalDataSpec] = {} if self.kind == "eval" else {"data": self.data}
+        held_out = {f"evaluation.data.{i}": data for i, data in enumerate(self.evaluation.data)}
+        return {**own, **held_out}
+
+    @property
+    def max_answer(self) -> int:
+        """Tokens that a completion of held-out data may have."""
+        return self.evaluation.max_tokens or self.rollout.max_tokens
+
     @property
     def completions_a_ticket(self) -> int:
         """What is sampled for one prompt: n, and the greedy one where it is the baseline."""
@@ -193,7 +250,7 @@ def parse_job(raw: object) -> JobSpec:
     try:
         return JobSpec.model_validate(raw)
     except ValidationError as error:
-        raise InvalidSpec("; ".join(_explain(e) for e in error.errors())) from None
+        raise InvalidSpec("; ".join(explain(e, JobSpec) for e in error.errors())) from None
 
 
 def load_job(
@@ -237,34 +294,3 @@ def _override(raw: object, key: str, value: Any) -> None:
         raw[leaf] = value
     else:
         raise InvalidSpec(f"{key} cannot be set: {'.'.join(sections) or 'the job'} is no section")
-
-
-def known_keys(model: type[BaseModel] = JobSpec, prefix: str = "") -> list[str]:
-    """Every dotted key of a job, sections included."""
-    keys = []
-    for name, info in model.model_fields.items():
-        keys.append(prefix + name)
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            keys += known_keys(info.annotation, f"{prefix}{name}.")
-    return keys
-
-
-def _explain(error: Any) -> str:
-    path = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        return f"unknown key {path}{_suggest(path)}"
-    if error["type"] == "missing":
-        return f"missing key {path}"
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{path}: {message}" if path else message
-
-
-def _suggest(path: str) -> str:
-    keys = known_keys()
-    section, _, leaf = path.rpartition(".")
-    siblings = [k for k in keys if k.rpartition(".")[0] == section]
-    leaves = {k.rpartition(".")[2]: k for k in siblings}
-    near = [leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.6)]
-    near = near or [k for k in keys if k.rpartition(".")[2] == leaf]
-    near = near or difflib.get_close_matches(path, keys, n=1, cutoff=0.6)
-    return f" (did you mean {near[0]}?)" if near else ""

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from headway.jobspec import JobSpec
+from headway.jobspec_errors import section_of
 
 _HEAD = """\
 # The job specification
@@ -24,6 +25,16 @@ model: {path: some/hugging-face-folder}
 data: {source: reasoning_gym, name: chain_sum}
 reward: {grader: {type: numeric}}
 trainer: {total_training_steps: 30}
+```
+
+An eval job samples every prompt of its data sets once, grades the answers and trains nothing
+([evaluation.md](evaluation.md)):
+
+```yaml
+kind: eval
+model: {path: some/hugging-face-folder}
+evaluation: {data: [{source: jsonl, name: heldout.jsonl}], n: 4, temperature: 0.6, max_tokens: 1024}
+reward: {grader: {type: numeric, reference: "{{item.answer}}"}}
 ```
 
 Graders are described in [graders.md](graders.md). Names follow verl and TRL where they have one.
@@ -59,6 +70,11 @@ _RULES = """\
   no linear layer of the model is refused, and so is the output head. With it, `actor.strategy` is
   `fsdp` and `adv_estimator` is not `gae`.
 - `actor.optim.betas` are at least 0 and below 1; whole numbers are below 2147483648.
+- `evaluation.test_freq` above 0 needs `evaluation.data`; `evaluation.n` above 1 needs a temperature
+  above 0. A held-out prompt has the room that its answer leaves it in `model.max_model_len`.
+- `kind: eval` needs `evaluation.data` and has no `data`, `algorithm`, `actor`, `critic`, `trainer`,
+  `reward.overlong_buffer`, `evaluation.test_freq`, `evaluation.val_before_train`, no LoRA keys and
+  none of `rollout.n`, `temperature`, `top_p` and `top_k`, which `evaluation` has: they are refused.
 - `icepop_low` is below `icepop_high`; `rollout.max_nodes` is not below `rollout.min_nodes`.
 """
 
@@ -71,9 +87,10 @@ def render() -> str:
 def _sections(model: type[BaseModel], path: str) -> Iterator[str]:
     rows, below = [], []
     for name, info in model.model_fields.items():
-        inner = info.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            below.append((inner, f"{path}.{name}" if path else name))
+        inner, section = info.annotation, section_of(info.annotation)
+        if section is not None:
+            below.append((section, f"{path}.{name}" if path else name))
+        if section is inner:
             continue
         cells = (f"`{name}`", _type(inner), _default(info), _limits(info), info.description or "")
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
@@ -96,7 +113,7 @@ def _type(annotation: Any) -> str:
     if origin is tuple:
         kinds = [a for a in arguments if a is not ...]
         many = "list of " if ... in arguments else f"{len(kinds)} × "
-        return many + _type(kinds[0])
+        return many + ("mappings" if section_of(kinds[0]) else _type(kinds[0]))
     if origin is dict:
         return "mapping"
     names = {str: "text", int: "integer", float: "number", bool: "true or false"}

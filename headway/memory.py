@@ -73,6 +73,14 @@ def learner_rank_memory(
     return PoolMemory({name: size for name, size in terms.items() if size})
 
 
+def eval_lead_memory(job: JobSpec, shape: ModelShape) -> PoolMemory:
+    """The lead process of an eval job: the weights as they are sent, and nothing to train them."""
+    width = _width(job.rollout.dtype)
+    return PoolMemory(
+        {"weights to be sent": width * shape.num_params, "process": _LEARNER_PROCESS_BYTES}
+    )
+
+
 def trained_params(job: JobSpec, shape: ModelShape) -> int:
     """Weights that are trained, kept in checkpoints and published: adapters, or all."""
     return adapter_params(job, shape) if job.model.lora_rank else shape.num_params

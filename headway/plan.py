@@ -20,8 +20,7 @@ from headway.memory import (
     GIB,
     SMALL_SERVICES_BYTES,
     PoolMemory,
-    checkpoint_bytes,
-    export_bytes,
+    eval_lead_memory,
     kv_bytes_per_token,
     learner_rank_memory,
     longest_row,
@@ -30,12 +29,8 @@ from headway.memory import (
 from headway.model_size import ModelShape
 from headway.models import look_at
 from headway.plan_checks import check_job, check_pools, critic_shape
-
-_METRICS_ROW_BYTES = 2_000
-_SAMPLE_BYTES_PER_TOKEN = 6
-_SAMPLE_OVERHEAD_BYTES = 400
-_RECORD_BYTES_PER_TOKEN = 12  # int32 id, float64 log-prob
-_REPORT_BYTES = 300_000
+from headway.plan_files import PlannedFile, planned_files
+from headway.plan_held_out import HeldOut, held_out_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +69,14 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedFile:
-    """Something the job leaves behind; `size` in bytes, None where unknown."""
-
-    path: Path
-    what: str
-    size: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """Everything `headway plan` shows. It can run when `problems` is empty."""
 
     job: JobSpec
     machine: Machine
     pools: Pools
-    batch: Batch
+    batch: Batch | None  # None: nothing is trained
+    held_out: HeldOut | None  # None: nothing is evaluated
     shape: ModelShape | None
     critic: ModelShape | None  # what the critic starts from; None: there is none, or not here
     learner: PoolMemory | None  # one rank
@@ -149,7 +136,11 @@ def make_plan(job: JobSpec, machine: Machine, pools: Pools, runs_dir: Path) -> P
             " and sizes are not known before"
         )
     else:
-        learner = learner_rank_memory(job, shape, critic)
+        learner = (
+            eval_lead_memory(job, shape)
+            if job.kind == "eval"
+            else learner_rank_memory(job, shape, critic)
+        )
         rollout = rollout_node_memory(job, shape, pools.engine)
         nodes = pools.num_rollouts * rollout.total
         total = job.actor.num_ranks * learner.total + nodes + SMALL_SERVICES_BYTES
@@ -158,7 +149,8 @@ def make_plan(job: JobSpec, machine: Machine, pools: Pools, runs_dir: Path) -> P
         problems += _memory_problems(job, machine, total, kv_tokens)
         if not shape.counted:
             notes.append("parameters are worked out from config.json: no safetensors files there")
-    files = planned_files(job, shape, runs_dir, critic)
+    held_out = held_out_of(job)
+    files = planned_files(job, shape, runs_dir, critic, held_out)
     needed = sum(file.size or 0 for file in files)
     if needed > machine.free_disk:
         problems.append(
@@ -175,7 +167,8 @@ def make_plan(job: JobSpec, machine: Machine, pools: Pools, runs_dir: Path) -> P
         job=job,
         machine=machine,
         pools=pools,
-        batch=batch_of(job),
+        batch=batch_of(job) if job.kind == "train" else None,
+        held_out=held_out,
         shape=shape,
         critic=critic,
         learner=learner,
@@ -188,37 +181,11 @@ def make_plan(job: JobSpec, machine: Machine, pools: Pools, runs_dir: Path) -> P
     )
 
 
-def planned_files(
-    job: JobSpec, shape: ModelShape | None, runs_dir: Path, critic: ModelShape | None = None
-) -> tuple[PlannedFile, ...]:
-    """The run folder's content with its sizes at the end of the job."""
-    run = runs_dir / f"{job.name}-<id>"
-    batch, save = batch_of(job), job.trainer.save_freq
-    written = -(-batch.steps // save) if save else 1
-    kept = min(job.trainer.max_ckpt_to_keep, written)
-    completion = _SAMPLE_OVERHEAD_BYTES + _SAMPLE_BYTES_PER_TOKEN * job.rollout.max_tokens
-    samples = batch.tickets * job.rollout.n * completion
-    record = batch.tickets * job.rollout.n * (_RECORD_BYTES_PER_TOKEN * job.rollout.max_tokens)
-    record = min(record + samples, int(job.trainer.max_record_gib * GIB))
-    one = checkpoint_bytes(job, shape, critic) if shape else None
-    files = [
-        PlannedFile(run / "job.yaml", "the job as resolved", len(job.to_yaml())),
-        PlannedFile(run / "environment.json", "versions, machine, seeds, hashes", 8_000),
-        PlannedFile(run / "metrics.jsonl", "a row a step", batch.steps * _METRICS_ROW_BYTES),
-        PlannedFile(run / "samples.jsonl", "prompts, completions, rewards, versions", samples),
-        PlannedFile(run / "groups.log", "the groups as trained on, for `headway replay`", record),
-        PlannedFile(
-            run / "checkpoints",
-            f"{kept} of {written} kept",
-            one * kept if one is not None else None,
-        ),
-        PlannedFile(run / "learner.log", "what the training processes said", None),
-        PlannedFile(run / "report.html", "curves", _REPORT_BYTES),
-    ]
-    if job.trainer.export:
-        size = export_bytes(job, shape) if shape else None
-        files.append(PlannedFile(run / "model", "Hugging Face folder", size))
-    return tuple(files)
+def longest_completion(job: JobSpec) -> int:
+    """Tokens of the longest prompt with its completion."""
+    if job.kind == "eval":
+        return job.model.max_model_len
+    return job.data.max_prompt_length + job.rollout.max_tokens
 
 
 def gib(size: float) -> str:
@@ -239,7 +206,7 @@ def _memory_problems(
             f" {gib(machine.memory)}: fewer rollout nodes, a smaller rollout.kv_cache_gib,"
             " actor.gradient_checkpointing or a smaller model"
         )
-    longest = job.data.max_prompt_length + job.rollout.max_tokens
+    longest = longest_completion(job)
     if kv_tokens is not None and kv_tokens < longest:
         problems.append(
             f"rollout.kv_cache_gib {job.rollout.kv_cache_gib:g} holds {kv_tokens} tokens, fewer"

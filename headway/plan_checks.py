@@ -21,7 +21,7 @@ def check_job(job: JobSpec) -> ModelShape | None:
     """
     folder = local_folder(job.model.path)
     shape = read_shape(folder) if folder is not None else None
-    _check_grader(job, None)
+    _check_graders(job, "data", None)
     if shape is not None and 0 < shape.max_positions < job.model.max_model_len:
         raise InvalidSpec(
             f"model.max_model_len {job.model.max_model_len} is beyond the {shape.max_positions}"
@@ -30,9 +30,8 @@ def check_job(job: JobSpec) -> ModelShape | None:
     if shape is not None:
         check_targets(job, shape)
     critic_shape(job, shape)
-    item = first_item(job.data)
-    if item is not None:
-        _check_grader(job, item)
+    for key, data in job.data_sets.items():
+        _check_graders(job, key, first_item(data, key))
     return shape
 
 
@@ -70,6 +69,9 @@ def check_pools(job: JobSpec, num_rollouts: int) -> None:
         )
 
 
-def _check_grader(job: JobSpec, item: Mapping[str, Any] | None) -> None:
-    grader = validate_grader(job.reward.grader, item, "reward.grader")
-    check_grader_data_sets(grader, "reward.grader")
+def _check_graders(job: JobSpec, key: str, item: Mapping[str, Any] | None) -> None:
+    """Checks what grades the data set under `key`, on its first item where there is one."""
+    own = getattr(job.data_sets.get(key), "grader", None)
+    where = f"{key}.grader" if own is not None else "reward.grader"
+    grader = validate_grader(own if own is not None else job.reward.grader, item, where)
+    check_grader_data_sets(grader, where)

@@ -20,7 +20,7 @@ from headway.data.one_of_gym import only_data_set
 from headway.data.source import open_source
 from headway.errors import InvalidSpec
 from headway.graders import GraderSpec, ReasoningGym
-from headway.jobspec import DataSpec
+from headway.jobspec import DataSpec, EvalDataSpec
 from headway.suggestions import near
 
 _PATIENCE_S = 5.0  # of processor time
@@ -32,8 +32,8 @@ _REGISTRATION = re.compile(
 )
 
 
-def first_item(data: DataSpec) -> Mapping[str, Any] | None:
-    """The first row's item, as graders see it: proof that the data can be read.
+def first_item(data: DataSpec | EvalDataSpec, key: str = "data") -> Mapping[str, Any] | None:
+    """The first row's item, as graders see it: proof that the data set under `key` can be read.
 
     InvalidSpec, with the nearest known name, when it cannot. None when reasoning_gym is
     not installed here: then only the fleet can tell.
@@ -43,9 +43,9 @@ def first_item(data: DataSpec) -> Mapping[str, Any] | None:
         if spec is None or spec.origin is None:
             return None
         package = Path(spec.origin).parent
-        with only_data_set(_check_names(data, package), package), _soon(data.name):
-            return open_source(data).row(0).item
-    return open_source(data).row(0).item
+        with only_data_set(_check_names(data, package, key), package), _soon(data.name, key):
+            return open_source(data, key).row(0).item
+    return open_source(data, key).row(0).item
 
 
 class _TooLong(BaseException):
@@ -53,7 +53,7 @@ class _TooLong(BaseException):
 
 
 @contextmanager
-def _soon(name: str) -> Iterator[None]:
+def _soon(name: str, key: str) -> Iterator[None]:
     """InvalidSpec when making the first problem takes too much of the processor.
 
     Works in the main thread; elsewhere there is no limit.
@@ -71,7 +71,7 @@ def _soon(name: str) -> Iterator[None]:
         yield
     except _TooLong:
         raise InvalidSpec(
-            f"data.config of {name}: no problem is made within {_PATIENCE_S:g} s; ask for less"
+            f"{key}.config of {name}: no problem is made within {_PATIENCE_S:g} s; ask for less"
         ) from None
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -117,21 +117,21 @@ def settings_of(file: Path, class_name: str) -> tuple[str, ...]:
     return ()
 
 
-def _check_names(data: DataSpec, package: Path) -> Path:
+def _check_names(data: DataSpec | EvalDataSpec, package: Path, path: str) -> Path:
     """The file of the data set; InvalidSpec when it or a setting is unknown."""
     known = reasoning_gym_datasets(package)
     if data.name not in known:
         raise InvalidSpec(
-            f"data.name: reasoning_gym has no data set {data.name!r}{near(data.name, known)}"
+            f"{path}.name: reasoning_gym has no data set {data.name!r}{near(data.name, known)}"
         )
     file, settings = known[data.name]
     fields = settings_of(file, settings)
     for key in data.config:
         if key in ("seed", "size"):
-            raise InvalidSpec(f"data.config.{key}: write data.{key} instead")
+            raise InvalidSpec(f"{path}.config.{key}: write {path}.{key} instead")
         if fields and key not in fields:
             has = ", ".join(field for field in fields if field not in ("seed", "size"))
             raise InvalidSpec(
-                f"unknown key data.config.{key}{near(key, fields)}; {data.name} has {has}"
+                f"unknown key {path}.config.{key}{near(key, fields)}; {data.name} has {has}"
             )
     return file

@@ -1,10 +1,11 @@
 """What a submitted job may make a service open on its machine: paths under the operator's roots.
 
-A job names paths in `model.path`, `critic.model.path`, `data.name`, `rollout.snapshot_dir` and
-`algorithm.custom`, which the learner runs. A service that others can reach opens only those
-under `--allow-paths` (HEADWAY_ALLOW_PATHS); one on loopback, whose users have this machine's
-files anyway, opens any. Hub names and `wheel:` requirements are no paths: they lead to the hub
-and the index that the operator configured, and a URL in their place is refused.
+A job names paths in `model.path`, `critic.model.path`, `data.name`, the names in
+`evaluation.data`, `rollout.snapshot_dir` and `algorithm.custom`, which the learner runs. A service
+that others can reach opens only those under `--allow-paths` (HEADWAY_ALLOW_PATHS); one on
+loopback, whose users have this machine's files anyway, opens any. Hub names and `wheel:`
+requirements are no paths: they lead to the hub and the index that the operator configured, and a
+URL in their place is refused.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ def _paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
             continue
         if not is_hub_name(model) or Path(model).exists():
             yield key, model
-    if spec.data.source != "reasoning_gym":
-        yield "data.name", spec.data.name
+    for data_key, data in spec.data_sets.items():
+        if data.source != "reasoning_gym":
+            yield f"{data_key}.name", data.name
     if spec.rollout.snapshot_dir is not None:
         yield "rollout.snapshot_dir", spec.rollout.snapshot_dir
     if spec.algorithm.custom is not None:

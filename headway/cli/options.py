@@ -14,7 +14,7 @@ from headway.access.secrets import check_no_password, read_secret
 from headway.errors import InvalidSpec, Unavailable
 from headway.fleet.spec import DEFAULT_API_PORT, LocalFleetSpec, split_cores
 from headway.fleet.state import default_state_dir, read_state
-from headway.jobspec import MAX_JOB_BYTES, JobSpec, load_job
+from headway.jobspec import MAX_JOB_BYTES, DataSpec, EvalDataSpec, JobSpec, load_job
 from headway.models import check_model, expand_user
 from headway.ports import is_loopback
 from headway.settings import check_level, parse_cores
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headway.client import HeadwayClient
 
 F = TypeVar("F", bound=Callable[..., Any])
+D = TypeVar("D", DataSpec, EvalDataSpec)
 
 job_file = click.argument("job_file", metavar="JOB.yaml", type=click.Path(path_type=Path))
 overrides = click.option(
@@ -117,9 +118,13 @@ def read_job(path: Path, overrides: Sequence[str]) -> JobSpec:
         folder = str(expand_user(own, "critic.model.path").absolute())
         model = job.critic.model.model_copy(update={"path": folder})
         job = job.model_copy(update={"critic": job.critic.model_copy(update={"model": model})})
-    if job.data.source != "reasoning_gym":
-        file = str(expand_user(job.data.name, "data.name").absolute())
-        job = job.model_copy(update={"data": job.data.model_copy(update={"name": file})})
+    if job.kind == "train":
+        job = job.model_copy(update={"data": _at_home(job.data, "data")})
+    held_out = tuple(
+        _at_home(data, f"evaluation.data.{i}") for i, data in enumerate(job.evaluation.data)
+    )
+    evaluation = job.evaluation.model_copy(update={"data": held_out})
+    job = job.model_copy(update={"evaluation": evaluation})
     if job.algorithm.custom is not None:
         custom = str(expand_user(job.algorithm.custom, "algorithm.custom").absolute())
         algorithm = job.algorithm.model_copy(update={"custom": custom})
@@ -169,6 +174,14 @@ def parse_override(text: str) -> tuple[str, Any]:
         return key.strip(), load_yaml(value)
     except InvalidSpec:
         return key.strip(), value
+
+
+def _at_home(data: D, key: str) -> D:
+    """The data set with its file's whole path."""
+    if data.source == "reasoning_gym":
+        return data
+    file = str(expand_user(data.name, f"{key}.name").absolute())
+    return data.model_copy(update={"name": file})
 
 
 def _cores(flag: str, text: str | None, ours: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from headway.cli.options import as_json, fleet_options, fleet_spec, job_file, ov
 from headway.errors import InvalidSpec
 from headway.fleet.spec import LocalFleetSpec
 from headway.jobspec import JobSpec
-from headway.plan import Plan, Pools, gib, make_plan, this_machine
+from headway.plan import Plan, Pools, gib, longest_completion, make_plan, this_machine
 
 
 @click.command("plan")
@@ -57,6 +57,7 @@ def _text(plan: Plan) -> str:
     sections = [
         ("Job (resolved)", plan.job.to_yaml().rstrip().splitlines()),
         ("Batch", _batch(plan)),
+        ("Held-out data", _held_out(plan)),
         ("Pools", _pools(plan)),
         ("Memory (estimate)", _memory(plan)),
         ("Written", [f"{f.path}  {_size(f.size)}  {f.what}" for f in plan.files]),
@@ -71,6 +72,8 @@ def _text(plan: Plan) -> str:
 
 def _batch(plan: Plan) -> list[str]:
     batch, job = plan.batch, plan.job
+    if batch is None:
+        return []
     epochs = "" if batch.data_epochs is None else f", {batch.data_epochs:.3g} passes over the data"
     lines = [
         f"{batch.groups} groups x {job.rollout.n} completions = {batch.completions} completions a"
@@ -92,10 +95,23 @@ def _batch(plan: Plan) -> list[str]:
     return lines
 
 
+def _held_out(plan: Plan) -> list[str]:
+    if (held_out := plan.held_out) is None:
+        return []
+    times = "once" if held_out.rounds == 1 else f"at {held_out.rounds} versions"
+    return [
+        f"{held_out.prompts:,} prompts x {held_out.n} completions of at most"
+        f" {held_out.max_tokens:,} tokens, {times}: {held_out.completions:,} completions"
+    ]
+
+
 def _pools(plan: Plan) -> list[str]:
     pools, job = plan.pools, plan.job
+    lead = f"lead process on cores {_cores(pools.learner_cores)}"
     return [
-        f"learner: {job.actor.num_ranks} rank(s) on cores {_cores(pools.learner_cores)}",
+        lead
+        if job.kind == "eval"
+        else f"learner: {job.actor.num_ranks} rank(s) on cores {_cores(pools.learner_cores)}",
         f"rollout: {pools.num_rollouts} node(s), engine {pools.engine}, on cores"
         f" {_cores(pools.rollout_cores)}",
     ]
@@ -108,13 +124,17 @@ def _memory(plan: Plan) -> list[str]:
     if plan.critic is not None:
         lines.append(f"critic: {plan.critic.num_params:,} parameters")
     for name, pool, count in (
-        ("learner rank", plan.learner, plan.job.actor.num_ranks),
+        (
+            "lead process" if plan.batch is None else "learner rank",
+            plan.learner,
+            plan.job.actor.num_ranks,
+        ),
         ("rollout node", plan.rollout, plan.pools.num_rollouts),
     ):
         lines.append(f"{name}: {gib(pool.total)}" + (f" x {count}" if count != 1 else ""))
         lines += [f"  {gib(size):>10}  {term}" for term, size in pool.terms.items()]
     if plan.kv_tokens is not None:
-        longest = plan.job.data.max_prompt_length + plan.job.rollout.max_tokens
+        longest = longest_completion(plan.job)
         lines.append(
             f"KV cache of a node: {plan.kv_tokens:,} tokens, {plan.kv_tokens // longest:,}"
             f" completions of the longest kind ({longest} tokens) at once"

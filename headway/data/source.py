@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headway.errors import InvalidSpec
-from headway.jobspec import DataSpec
+from headway.jobspec import DataSpec, EvalDataSpec
 from headway.messages import JsonObject
 from headway.models import look_at
 
@@ -32,17 +32,17 @@ class Source(Protocol):
         """What the data is, for the run's record: enough to know it again."""
 
 
-def open_source(spec: DataSpec) -> Source:
-    """The source a job names. InvalidSpec when it does not exist or is damaged."""
+def open_source(spec: DataSpec | EvalDataSpec, key: str = "data") -> Source:
+    """The source a job names under `key`. InvalidSpec when it does not exist or is damaged."""
     if spec.source == "reasoning_gym":
         from headway.data.generated import ReasoningGym
 
         return ReasoningGym(spec.name, dict(spec.config), seed=spec.seed, size=spec.size)
     if spec.config:
-        raise InvalidSpec(f"data.config is for reasoning_gym; a {spec.source} file takes none")
-    path = look_at(spec.name, "data.name")
+        raise InvalidSpec(f"{key}.config is for reasoning_gym; a {spec.source} file takes none")
+    path = look_at(spec.name, f"{key}.name")
     if not path.is_file():
-        raise InvalidSpec(f"data.name {spec.name!r}: there is no such file")
+        raise InvalidSpec(f"{key}.name {spec.name!r}: there is no such file")
     if spec.source == "jsonl":
         from headway.data.files import JsonLines
 

@@ -17,9 +17,10 @@ from headway.memory import (
     rollout_node_memory,
 )
 from headway.model_size import read_shape
-from headway.plan import Machine, Pools, batch_of, make_plan, planned_files
+from headway.plan import Machine, Pools, batch_of, make_plan
 from headway.plan_checks import check_job, check_pools, critic_shape
 from headway.plan_data import first_item, reasoning_gym_datasets, settings_of
+from headway.plan_files import planned_files
 from tests.support.tiny_model import build_tiny_model
 
 MACHINE = Machine(cores=(0, 1), memory=24 * GIB, free_disk=100 * GIB, num_gpus=0)
