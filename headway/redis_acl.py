@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping
 from typing import Final, Literal, get_args
 
-from headway.ledger.keys import job_key, ledger_keys
+from headway.ledger.keys import job_key, ledger_keys, validation_room
 from headway.ledger.scripts import script
 
 Service = Literal["coordinator", "learner", "rollout", "reward"]
@@ -92,7 +92,8 @@ def _needs(service: Service) -> tuple[list[str], set[str]]:
     if service == "reward":
         return [], set()
     events, metrics = job_key(_ANY_JOB, "events"), job_key(_ANY_JOB, "metrics")
-    keys = [*ledger_keys(_ANY_JOB), events]
+    rooms = ledger_keys(_ANY_JOB, validation_room("*"))
+    keys = [*ledger_keys(_ANY_JOB), *rooms, events]
     commands = {"evalsha", "script|load", "xadd"}
     for transition in LEDGER_CALLS[service]:
         commands |= {name.lower() for name in _CALL.findall(script(transition))}

@@ -1,5 +1,8 @@
 """Every Redis key of a job's work ledger: name, type, lifetime, who writes it.
 
+A job has one ledger for what it trains on, and one beside it, in a *room* `val-<version>`, for each
+validation: the same keys with the room before their names, `hw:{<job>}:val-20:meta`.
+
 All names share the hash tag `{<job>}`, so that a cluster keeps a job in one slot.
 Every script gets all of them, in this order, as KEYS; `scripts` gives each its
 name in capitals inside the script. `close` lets all of them expire after
@@ -64,6 +67,16 @@ def job_key(job_id: str, name: str) -> str:
     return f"hw:{{{job_id}}}:{name}"
 
 
-def ledger_keys(job_id: str) -> list[str]:
-    """All ledger keys of a job, in the order in which scripts expect them."""
-    return [job_key(job_id, key.name) for key in KEYS]
+def validation_room(version: int | str) -> str:
+    """The room of the ledger in which a job validates one of its versions."""
+    return f"val-{version}"
+
+
+def ledger_keys(job_id: str, room: str = "") -> list[str]:
+    """All keys of one of a job's ledgers, in the order in which scripts expect them."""
+    return [job_key(job_id, room_key(room, key.name)) for key in KEYS]
+
+
+def room_key(room: str, name: str) -> str:
+    """A key's name in a room: a job has its own ledger in none, and others beside it."""
+    return f"{room}:{name}" if room else name

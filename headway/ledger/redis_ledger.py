@@ -26,7 +26,7 @@ from headway.ledger.api import (
     TakeResult,
     consecutive_from,
 )
-from headway.ledger.keys import RETENTION_S, job_key, ledger_keys
+from headway.ledger.keys import RETENTION_S, job_key, ledger_keys, room_key
 from headway.ledger.scripts import TRANSITIONS, script
 from headway.messages import Ticket
 from headway.payloads import MAX_GROUP_BYTES, check_sizes, pack_ticket, unpack_ticket
@@ -37,7 +37,7 @@ _REPLY_BYTES = 4 << 20  # payloads are read in replies of about this size
 
 
 class RedisLedger:
-    """One job's ledger on a server that all its processes reach. See `api.Ledger`.
+    """One of a job's ledgers on a server that all its processes reach. See `api.Ledger`.
 
     `redis` is a `redis.asyncio` client that answers in bytes (`redis_client.connect`).
     Unavailable leaves it open whether the transition was made, and every call may be
@@ -46,10 +46,10 @@ class RedisLedger:
     answer was lost is, when repeated, refused and counted.
     """
 
-    def __init__(self, redis: Any, job_id: str) -> None:
+    def __init__(self, redis: Any, job_id: str, room: str = "") -> None:
         self._redis = redis
-        self._keys = ledger_keys(job_id)
-        self._payloads_key = job_key(job_id, "payloads")
+        self._keys = ledger_keys(job_id, room)
+        self._payloads_key = job_key(job_id, room_key(room, "payloads"))
         self._scripts = {name: redis.register_script(script(name)) for name in TRANSITIONS}
 
     async def open(self, config: LedgerConfig) -> None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from headway.ledger.api import Lease, Refusal
 from headway.waits import Reason, Wait
+from services.rollout.tickets import TicketWork
+
+Key = tuple[str, int]  # of a lease: its ledger's source, its token
 
 
 @dataclass(slots=True, eq=False)
@@ -15,9 +18,15 @@ class Held:
     """A ticket this node works on. Times are the loop's."""
 
     lease: Lease
+    work: TicketWork  # what is done with it
     claimed_at: float
     sampled_at: float | None = None  # None: it is being sampled
     task: asyncio.Task[None] | None = None
+
+    @property
+    def key(self) -> Key:
+        """Names it among all that a node holds."""
+        return self.work.source.name, self.lease.token
 
     @property
     def sampling(self) -> bool:
@@ -98,15 +107,19 @@ def _name(held: Held) -> str:
     return f"ticket {lease.ticket.ticket_id}, started at version {lease.start_version}"
 
 
-def room(held: Iterable[Held], slots: int, share: int) -> int:
-    """Tickets that may be claimed now: `slots` are sampled at once, and none is claimed while
-    twice that wait for their scores, so that fewer than 3 x `slots` are ever held.
+def room(held: Iterable[Held], capacity: int, work: TicketWork, share: int) -> int:
+    """Tickets that may be claimed for this work now.
 
+    `capacity` completions are sampled at once, or one ticket's where it has more, and none is
+    claimed while twice that wait for their scores, so that fewer than 3 x are ever held.
     `share`: the node's part of what may be under way in the whole job, so that with a small
     lag the first node to come does not leave the others idle.
     """
-    kept = list(held)
-    sampling = sum(entry.sampling for entry in kept)
-    if len(kept) - sampling >= 2 * slots:
+    kept, size = list(held), work.num_completions
+    whole = max(1, capacity // size) * size
+    sampling = sum(entry.work.num_completions for entry in kept if entry.sampling)
+    waiting = sum(entry.work.num_completions for entry in kept if not entry.sampling)
+    if waiting >= 2 * whole:
         return 0
-    return max(0, min(slots, share) - sampling)
+    ours = sum(entry.sampling for entry in kept if entry.work is work)
+    return max(0, min((whole - sampling) // size, share - ours))

@@ -148,7 +148,11 @@ class RolloutNode:
     def _runner(self, post: Post, spec: JobSpec, engine: Engine) -> JobRunner:
         ledger = RedisLedger(self._redis, post.job_id)
         journal = Journal(self._redis, post.job_id)
-        return JobRunner(post.job_id, spec, self.worker, engine, ledger, post.scores, journal)
+
+        def room(name: str) -> RedisLedger:
+            return RedisLedger(self._redis, post.job_id, name)
+
+        return JobRunner(post.job_id, spec, self.worker, engine, ledger, post.scores, journal, room)
 
     async def _after_failure(self, post: Post, error: Exception) -> None:
         """A wrong weight says nothing about the engine; after anything else it is started anew."""

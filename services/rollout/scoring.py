@@ -18,6 +18,7 @@ from headway.jobspec import JobSpec
 from headway.ledger.api import Lease
 from headway.messages import Baseline, Completion, Score, ScoreItem
 from headway.telemetry import get_logger
+from services.rollout.sources import TRAINING, TicketSource
 
 log = get_logger(__name__)
 _FIRST_PAUSE_S = 0.2  # before a second scoring; doubles
@@ -44,6 +45,7 @@ class Scored:
 
     completions: tuple[Completion, ...]
     filter_reason: str
+    error_kind: str  # of the first completion that has no reward, or ""
     error_message: str
     score_s: float
     baseline: Baseline | None = None
@@ -56,22 +58,26 @@ async def score_group(
     lease: Lease,
     completions: tuple[Completion, ...],
     greedy: Completion | None = None,
+    source: TicketSource = TRAINING,
 ) -> Scored:
     """Scores all completions of a lease's ticket, and the greedy one they are compared with.
 
     All n are one group to the service, scored again as a whole where the grader needs
-    whole groups. The filter reason is `reward_error:<kind>` when any has no reward at last, and
+    whole groups. Of held-out prompts nothing is filtered: who reads the scores sees the errors.
+    Else the filter reason is `reward_error:<kind>` when any has no reward at last, and
     `zero_variance` when all are equal and `algorithm.dynamic_sampling` is on.
     """
     clock = asyncio.get_running_loop().time
     started = clock()
+    grader = source.grader(spec, lease.ticket)
+    whole = validate_grader(grader).whole_group()  # a completion is scored with its whole prompt
     scored = list(completions) if greedy is None else [*completions, greedy]
     rounds = 1 + (spec.reward.max_rescores if spec.reward.on_error == "rescore" else 0)
     for number in range(rounds):
         missing = [i for i, completion in enumerate(scored) if completion.reward is None]
         if not missing:
             break
-        if number and missing[0] < len(completions) and _whole_groups(spec):
+        if number and missing[0] < len(completions) and whole:
             missing = [*range(len(completions)), *(i for i in missing if i >= len(completions))]
         if number:
             await asyncio.sleep(_FIRST_PAUSE_S * 2 ** (number - 1))
@@ -87,27 +93,28 @@ async def score_group(
             for i in missing
         ]
         # a repeat of one request id gives the same answer; a new round wants a new one
-        request_id = f"{job_id}/{ticket.ticket_id}/{lease.token}/{number}"
-        answers = await _scores(scores, request_id, job_id, spec, items)
+        request_id = f"{job_id}/{source.name}{ticket.ticket_id}/{lease.token}/{number}"
+        answers = await _scores(scores, request_id, job_id, grader, spec.reward.timeout_s, items)
         for i, answer in zip(missing, answers, strict=True):
             scored[i] = _with_score(scored[i], answer)
-    reason, message = _judge(scored, spec)
+    failed = next((completion for completion in scored if completion.reward is None), None)
+    kind, message = (failed.error_kind, failed.error_message) if failed is not None else ("", "")
+    reason = _judge(scored, kind, spec) if source.pinned is None else ""
     baseline = None
     if greedy is not None and (last := scored.pop()).reward is not None:
         baseline = Baseline(last.reward, len(last.token_ids))
-    return Scored(tuple(scored), reason, message, clock() - started, baseline)
-
-
-def _whole_groups(spec: JobSpec) -> bool:
-    """Whether a completion can only be scored together with all others of its prompt."""
-    return validate_grader(spec.reward.grader).whole_group()
+    return Scored(tuple(scored), reason, kind, message, clock() - started, baseline)
 
 
 async def _scores(
-    scores: Scores, request_id: str, job_id: str, spec: JobSpec, items: Sequence[ScoreItem]
+    scores: Scores,
+    request_id: str,
+    job_id: str,
+    grader: Mapping[str, Any],
+    timeout_s: float,
+    items: Sequence[ScoreItem],
 ) -> tuple[Score, ...]:
     """One score an item. A call that fails is an error of every item in it."""
-    grader, timeout_s = spec.reward.grader, spec.reward.timeout_s
     while True:
         try:
             return await scores.score(request_id, job_id, grader, items, timeout_s)
@@ -131,12 +138,9 @@ def _with_score(completion: Completion, score: Score) -> Completion:
     )
 
 
-def _judge(scored: Sequence[Completion], spec: JobSpec) -> tuple[str, str]:
-    """(filter reason or "", message) of a scored group."""
-    for completion in scored:
-        if completion.reward is None:
-            return f"reward_error:{completion.error_kind}", completion.error_message
+def _judge(scored: Sequence[Completion], error_kind: str, spec: JobSpec) -> str:
+    """Why a scored group is filtered, or ""."""
+    if error_kind:
+        return f"reward_error:{error_kind}"
     rewards = {completion.reward for completion in scored}
-    if spec.algorithm.dynamic_sampling and len(rewards) == 1:
-        return ZERO_VARIANCE, ""
-    return "", ""
+    return ZERO_VARIANCE if spec.algorithm.dynamic_sampling and len(rewards) == 1 else ""

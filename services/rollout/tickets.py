@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,14 +13,14 @@ from prometheus_client import Counter
 
 from headway.errors import HeadwayError, JobFailed, Unavailable
 from headway.jobspec import JobSpec
-from headway.ledger.api import Lease, Ledger
+from headway.ledger.api import ClaimResult, Lease, Ledger
 from headway.messages import Completion, Group
 from headway.patience import patiently
 from headway.payloads import pack_group
 from headway.telemetry import get_logger
 from services.rollout.engine import Engine
-from services.rollout.engines import greedy_of, sampling_of
 from services.rollout.scoring import Scored, Scores, score_group
+from services.rollout.sources import TRAINING, TicketSource
 
 log = get_logger(__name__)
 _MAX_FAILURES_IN_A_ROW = 8  # generations; then the engine is to blame, not the tickets
@@ -53,6 +55,7 @@ class TicketWork:
         scores: Scores,
         events: EventLog,
         on_broken: Callable[[HeadwayError], None],
+        source: TicketSource = TRAINING,
     ) -> None:
         self._job_id = job_id
         self._spec = spec
@@ -62,8 +65,9 @@ class TicketWork:
         self._scores = scores
         self._events = events
         self._on_broken = on_broken
-        self._sampling = sampling_of(spec)
-        self._greedy = greedy_of(spec) if spec.algorithm.greedy_baseline else None
+        self.source = source
+        self.num_completions = source.completions(spec)  # a ticket
+        self._sampling, self._greedy = source.sampling(spec), source.greedy(spec)
         self._failures = 0
         self._told: set[str] = set()  # reward error kinds that have had their event
 
@@ -71,7 +75,7 @@ class TicketWork:
         """Whole completions, or None when the attempt was given up in the ledger."""
         try:
             sampled = await self._sample(lease)
-            flaw = _flaw(sampled, lease, with_greedy=self._greedy is not None)
+            flaw = _flaw(sampled, lease, self.source, with_greedy=self._greedy is not None)
         except Unavailable as error:
             # the engine is gone: the ticket is not to blame, and this node can do no more
             await patiently(lambda: self._ledger.release(lease))
@@ -89,9 +93,15 @@ class TicketWork:
     async def score_and_deliver(self, lease: Lease, sampled: Sampled, generate_s: float) -> None:
         """Returns when the ledger has the group, counted it as filtered, or refused it."""
         scored = await score_group(
-            self._scores, self._job_id, self._spec, lease, sampled.completions, sampled.greedy
+            self._scores,
+            self._job_id,
+            self._spec,
+            lease,
+            sampled.completions,
+            sampled.greedy,
+            self.source,
         )
-        if scored.filter_reason.startswith("reward_error"):
+        if scored.error_kind:
             await self._tell(lease, scored)
         group = Group(
             ticket=lease.ticket,
@@ -112,6 +122,34 @@ class TicketWork:
         outcome = scored.filter_reason.partition(":")[0] or "delivered"
         OUTCOMES.labels(outcome if accepted else "refused").inc()
 
+    def share(self, num_members: int) -> int:
+        """Tickets of this work that a node of so many may sample at once."""
+        if self.source.pinned is not None:
+            return sys.maxsize
+        spec = self._spec
+        may_start = spec.data.train_batch_size * (spec.algorithm.max_policy_lag + 1)
+        return math.ceil(may_start / num_members)
+
+    def portion(self, room: int, num_members: int) -> int:
+        """Of so many tickets for which there is room: how many are claimed in one call.
+
+        Where no lag rule shares the tickets out, nodes that begin together get their parts.
+        """
+        return room if self.source.pinned is None else math.ceil(room / (2 * num_members))
+
+    async def claim(self, version: int, limit: int) -> ClaimResult:
+        """Leases for this node."""
+        return await self.source.claim(self._ledger, self._node_id, version, limit)
+
+    async def renew(self, leases: Sequence[Lease]) -> tuple[Lease, ...]:
+        """Those of the leases that are still held."""
+        return await patiently(lambda: self._ledger.renew(self._node_id, leases))
+
+    async def release(self, lease: Lease) -> None:
+        """Hands a ticket back."""
+        OUTCOMES.labels("released").inc()
+        await patiently(lambda: self._ledger.release(lease))
+
     def names(self, lease: Lease) -> dict[str, Any]:
         """What a log line about a lease carries."""
         return {
@@ -124,7 +162,7 @@ class TicketWork:
     async def _sample(self, lease: Lease) -> Sampled:
         """The ticket's completions, and the greedy one beside them; if either fails, both end."""
         ticket = lease.ticket
-        request_id = f"{self._job_id}-{ticket.ticket_id}-{lease.token}"
+        request_id = f"{self._job_id}-{self.source.name}{ticket.ticket_id}-{lease.token}"
         drawn = self._engine.generate(
             request_id, ticket.prompt_ids, ticket.n, self._sampling, ticket.seed
         )
@@ -154,20 +192,20 @@ class TicketWork:
     async def _tell(self, lease: Lease, scored: Scored) -> None:
         """One event for each kind of reward error; the ledger counts them all."""
         log.warning("no reward: %s", scored.error_message, extra=self.names(lease))
-        if scored.filter_reason in self._told:
+        if scored.error_kind in self._told:
             return
-        self._told.add(scored.filter_reason)
+        self._told.add(scored.error_kind)
         text = f"ticket {lease.ticket.ticket_id} could not be scored: {scored.error_message}"
         fields = {
             "ticket_id": lease.ticket.ticket_id,
             "node_id": self._node_id,
-            "error_kind": scored.filter_reason.partition(":")[2],
+            "error_kind": scored.error_kind,
             "policy": self._spec.reward.on_error,
         }
         await patiently(lambda: self._events.append_event("reward_errors", text, **fields))
 
 
-def _flaw(sampled: Sampled, lease: Lease, *, with_greedy: bool) -> str:
+def _flaw(sampled: Sampled, lease: Lease, source: TicketSource, *, with_greedy: bool) -> str:
     """Why a group must not be delivered, or "". A group is whole or it is nothing.
 
     The greedy completion is not trained on, so any version may have sampled it.
@@ -180,6 +218,9 @@ def _flaw(sampled: Sampled, lease: Lease, *, with_greedy: bool) -> str:
         return "aborted"
     if any(not completion.token_ids for completion in every):
         return "no_tokens"
+    if source.pinned is not None:
+        spans = (span for completion in completions for span in completion.spans)
+        return "other_weights" if any(span.version != source.pinned for span in spans) else ""
     if min(completion.oldest_version for completion in completions) < lease.start_version:
         return "older_weights"  # the deadline in the ledger would not hold
     return ""

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from headway.errors import HeadwayError, WeightMismatch
@@ -24,8 +23,9 @@ from headway.ledger.api import ClaimResult, Lease, Ledger
 from headway.patience import patiently, woken
 from headway.telemetry import get_logger
 from headway.waits import Wait
+from services.rollout.desk import Desk
 from services.rollout.engine import Engine
-from services.rollout.held import Held, Standing, room, waits_of
+from services.rollout.held import Held, Key, Standing, room, waits_of
 from services.rollout.presence import Presence, WorkerSettings
 from services.rollout.scoring import Scores
 from services.rollout.tickets import OUTCOMES, EventLog, TicketWork
@@ -47,17 +47,16 @@ class JobRunner:
         ledger: Ledger,
         scores: Scores,
         events: EventLog,
+        room: Callable[[str], Ledger] | None = None,
     ) -> None:
+        """`room` opens a ledger that the job has beside its own, by name."""
         self._job_id = job_id
         self._spec = spec
         self._settings = settings
         self._engine = engine
         self._ledger = ledger
-        self._work_on = TicketWork(
-            job_id, spec, settings.node_id, engine, ledger, scores, events, self._fail
-        )
-        self._slots = max(1, spec.rollout.max_num_seqs // spec.completions_a_ticket)
-        self._held: dict[int, Held] = {}  # by lease token
+        self._desk = Desk(job_id, spec, settings, engine, ledger, scores, events, self._fail, room)
+        self._held: dict[Key, Held] = {}
         self._standing = Standing(_now())
         self._wake = asyncio.Event()  # the claim loop has a reason to look again
         self._presence = Presence(settings, engine, ledger, self._standing)
@@ -85,6 +84,7 @@ class JobRunner:
     def installed(self, version: int) -> None:
         """New weights sample: claims are made at their version from now on."""
         self._standing.installed(version, _now())
+        self._desk.turn_to(version)
         self._wake.set()
         self._presence.tell()
 
@@ -142,19 +142,20 @@ class JobRunner:
         pause_s = self._settings.first_backoff_s
         while not self._standing.draining and not self._end.done():
             self._wake.clear()
-            free, version = self._room(), self._standing.version
-            if free == 0 or version is None:
+            version = self._standing.version
+            asked, granted, full = 0, 0, True
+            for work in self._desk.works if version is not None else ():
+                if (free := self._room(work)) == 0 or version is None:
+                    continue
+                claimed = await self._claim(work, version, free)
+                asked, granted = asked + 1, granted + len(claimed.leases)
+                full = full and len(claimed.leases) == free
+            if not asked:
                 await self._wake.wait()
                 continue
-            claimed = await self._claim(version, free)
-            self._standing.answered(claimed.refusal, _now())
-            for lease in claimed.leases:
-                self._begin(lease)
-            if claimed.refusal == "closed":
-                await self._give_back("the job's work has ended")
-            if len(claimed.leases) == free:
+            if granted and full:
                 continue
-            if claimed.leases or await woken(self._wake, pause_s):
+            if granted or await woken(self._wake, pause_s):
                 pause_s = self._settings.first_backoff_s
             else:
                 pause_s = min(2 * pause_s, self._longest_pause_s())
@@ -164,8 +165,20 @@ class JobRunner:
         fair_s = self._presence.num_members / _REFUSED_CLAIMS_PER_S
         return max(self._settings.first_backoff_s, min(fair_s, self._settings.max_backoff_s))
 
-    async def _claim(self, version: int, room: int) -> ClaimResult:
-        return await patiently(lambda: self._ledger.claim(self._settings.node_id, version, room))
+    async def _claim(self, work: TicketWork, version: int, room: int) -> ClaimResult:
+        portion = work.portion(room, self._presence.num_members)
+        claimed = await patiently(lambda: work.claim(version, portion))
+        for lease in claimed.leases:
+            if work.source.pinned in (None, self._standing.version):
+                self._begin(work, lease)
+            else:  # other weights came in the meantime
+                await work.release(lease)
+        if work is self._desk.own:
+            self._standing.answered(claimed.refusal, _now())
+        if claimed.refusal == "closed":
+            self._desk.close(work)
+            await self._give_back("its work has ended", work)
+        return claimed
 
     async def _renew_loop(self) -> None:
         while not self._end.done():
@@ -174,43 +187,43 @@ class JobRunner:
             if self._held:
                 await self._renew(dict(self._held))
 
-    async def _renew(self, held: dict[int, Held]) -> None:
-        leases = [entry.lease for entry in held.values()]
-        kept = await patiently(lambda: self._ledger.renew(self._settings.node_id, leases))
-        lost = held.keys() - {lease.token for lease in kept}
-        for token in lost & self._held.keys():  # others were delivered meanwhile
-            entry = held[token]
-            log.warning("a lease was lost; its work stops", extra=self._work_on.names(entry.lease))
+    async def _renew(self, held: dict[Key, Held]) -> None:
+        kept: set[Key] = set()
+        for work in {entry.work for entry in held.values()}:
+            leases = [entry.lease for entry in held.values() if entry.work is work]
+            kept |= {(work.source.name, lease.token) for lease in await work.renew(leases)}
+        for key in (held.keys() - kept) & self._held.keys():  # others were delivered meanwhile
+            entry = held[key]
+            log.warning("a lease was lost; its work stops", extra=entry.work.names(entry.lease))
             OUTCOMES.labels("lease_lost").inc()
             self._drop(entry)
 
     # -- tickets
 
-    def _room(self) -> int:
-        may_start = self._spec.data.train_batch_size * (self._spec.algorithm.max_policy_lag + 1)
-        share = math.ceil(may_start / self._presence.num_members)
-        return room(self._held.values(), self._slots, share)
+    def _room(self, work: TicketWork) -> int:
+        share = work.share(self._presence.num_members)
+        return room(self._held.values(), self._spec.rollout.max_num_seqs, work, share)
 
-    def _begin(self, lease: Lease) -> None:
+    def _begin(self, work: TicketWork, lease: Lease) -> None:
         assert self._tasks is not None
-        held = Held(lease, _now())
-        self._held[lease.token] = held
+        held = Held(lease, work, _now())
+        self._held[held.key] = held
         if self._end.done():
             return  # it was claimed while the end came: `_leave` gives it back
-        work = self._ended_by(self._work(held))
-        held.task = self._tasks.create_task(work, name=f"ticket-{lease.token}")
+        task = self._ended_by(self._work(held))
+        held.task = self._tasks.create_task(task, name=f"ticket-{lease.token}")
 
     async def _work(self, held: Held) -> None:
-        sampled = await self._work_on.generate(held.lease)
+        sampled = await held.work.generate(held.lease)
         held.sampled_at = _now()
         generate_s = held.sampled_at - held.claimed_at
         self._wake.set()
         if sampled is not None:
-            await self._work_on.score_and_deliver(held.lease, sampled, generate_s)
+            await held.work.score_and_deliver(held.lease, sampled, generate_s)
         self._forget(held)
 
     def _forget(self, held: Held) -> None:
-        self._held.pop(held.lease.token, None)
+        self._held.pop(held.key, None)
         self._wake.set()
         self._let_go.set()
 
@@ -226,16 +239,14 @@ class JobRunner:
             return
         await self._give_back("no weights came")
 
-    async def _give_back(self, why: str) -> None:
-        """Stops all sampling; what is already sampled is still scored and delivered."""
+    async def _give_back(self, why: str, work: TicketWork | None = None) -> None:
+        """Stops all sampling, or a work's; what is sampled is still scored and delivered."""
         for held in [held for held in self._held.values() if held.sampling]:
-            log.warning("a ticket is given back: %s", why, extra=self._work_on.names(held.lease))
+            if work is not None and held.work is not work:
+                continue
+            log.warning("a ticket is given back: %s", why, extra=held.work.names(held.lease))
             self._drop(held)
-            await self._release(held.lease)
-
-    async def _release(self, lease: Lease) -> None:
-        OUTCOMES.labels("released").inc()
-        await patiently(lambda: self._ledger.release(lease))
+            await held.work.release(held.lease)
 
     # -- the end
 
@@ -244,7 +255,7 @@ class JobRunner:
         try:
             async with asyncio.timeout(_LEAVE_S):
                 for held in list(self._held.values()):
-                    await self._release(held.lease)
+                    await held.work.release(held.lease)
                 await self._ledger.withdraw(self._settings.node_id)
         except (HeadwayError, TimeoutError) as error:
             log.warning("leases are left to expire: %s", error, extra={"job_id": self._job_id})

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from headway.messages import VersionSpan, WeightManifest
+from services.rollout.engines import sampling_of
 from services.rollout.sim_engine import Lengths, SimEngine, SimSettings
 from tests.support.rollout_stand import Graders, digits_sum, job, now, stand
 from tests.support.virtual_time import run_virtual, until
@@ -45,7 +46,7 @@ def test_groups_are_whole_and_say_where_they_come_from():
             fresh = SimEngine(SimSettings(lengths=Lengths("constant", 10)))
             await fresh.start()
             await fresh.install(WeightManifest(0, (), 0), 1.0)
-            again = await fresh.generate("r", (1,), 4, it.runner._work_on._sampling, 100)
+            again = await fresh.generate("r", (1,), 4, sampling_of(it.spec), 100)
             assert [c.token_ids for c in again] == [c.token_ids for c in groups[0].completions]
 
     run_virtual(main())
