@@ -92,9 +92,7 @@ def _score(grade: Grade, kind: str, sample: Sample) -> dict[str, Any]:
         return {"error": "internal", "message": f"{kind}: {_message(error)}"}
 
 
-def _sample(
-    prompt_json: str, completion: str, item_json: str, num_tokens: int | None
-) -> Sample:
+def _sample(prompt_json: str, completion: str, item_json: str, num_tokens: int | None) -> Sample:
     try:
         prompt = json.loads(prompt_json) if prompt_json else None
         item = json.loads(item_json) if item_json else {}

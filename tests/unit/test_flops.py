@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from headway.jobspec import AlgorithmSpec
 from headway.rl.flops import DecoderShape, training_flops
 from headway.rl.packing import Sample, pack
+from services.learner import machine
 from services.learner.machine import memory_metrics, peak_flops
 from services.learner.metrics import mfu
 from services.learner.model import decoder_shape, load_policy
@@ -58,4 +59,20 @@ def test_utilisation_is_work_over_what_the_time_could_hold():
 
 def test_the_machine_is_measured():
     assert peak_flops(CPU, torch.float32) > 1e8
+
+
+@pytest.mark.parametrize("rate, largest", [(1e9, 256), (1e12, 4096), (1e15, 8192)])
+def test_a_slow_product_is_not_tried_larger(monkeypatch, rate, largest):
+    tried = []
+
+    def product_s(size, *_):
+        tried.append(size)
+        return 2 * size**3 / rate
+
+    monkeypatch.setattr(machine, "_product_s", product_s)
+    assert peak_flops(CPU, torch.bfloat16) == pytest.approx(rate)
+    assert max(tried) == largest
+
+
+def test_memory_is_in_gib():
     assert memory_metrics()["perf/cpu_memory_used_gb"] > 0.1
