@@ -41,7 +41,7 @@ bench: $(READY)  ## every benchmark; each prints one JSON object last
 
 curves: $(READY)  ## the quickstart under every algorithm, two seeds: hours; draws docs/learning.svg
 	$(BIN)/python -m pip install --quiet --editable '.[curves]'
-	$(BIN)/python -m bench.curves --docs docs
+	$(BIN)/python -m bench.curves
 
 protos: $(READY)  ## generate headway/pb from protos/
 	PYTHON=$(abspath $(BIN))/python PATH=$(abspath $(BIN)):$$PATH bash scripts/protos.sh

@@ -2,8 +2,8 @@
 
     python -m bench.curves [--only grpo rloo] [--seeds 0 1] [--runs runs/curves] [--docs docs]
 
-A run that is finished in `--runs` is not made again, so an interrupted series goes on where it
-was. The table and the picture are of all finished runs there. Needs the `curves` extra.
+Results are kept in `learning.json` beside the picture, and a run that is there, or finished in
+`--runs`, is not made again: an interrupted series goes on where it was. Needs the `curves` extra.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from bench.curves.draw import draw
-from bench.curves.results import Result, read_result, table
+from bench.curves.results import Result, load, read_result, save, table
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "examples/quickstart.yaml"
@@ -47,22 +48,38 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/curves")
-    parser.add_argument("--docs", type=Path, help="where learning.svg is written")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where results lie")
     args = parser.parse_args()
+    data = args.docs / "learning.json"
+    results = {(result.name, result.seed): result for result in load(data)}
     for seed in args.seeds:
         for name in args.only:
-            folder = folder_of(args.runs, name, seed)
-            if read_result(name, seed, folder) is None:
-                train(folder, (*VARIANTS[name], f"seed={seed}"))
-    results: list[Result] = []
-    for name in VARIANTS:
-        for folder in sorted(args.runs.glob(f"{slug(name)}-seed-*")):
-            found = read_result(name, int(folder.name.rpartition("-")[2]), folder)
-            results += [found] if found is not None else []
-    print(table(results))
-    if args.docs is not None:
-        draw(results, args.docs / "learning.svg")
-    print(json.dumps({"curves": [result.figures() for result in results]}))
+            if (name, seed) not in results:
+                results[name, seed] = made(name, seed, folder_of(args.runs, name, seed))
+                keep(results, data)
+    ordered = keep(results, data)
+    print(table(ordered))
+    print(json.dumps({"curves": [result.figures() for result in ordered]}))
+
+
+def keep(results: Mapping[tuple[str, int], Result], data: Path) -> list[Result]:
+    """Writes results and their picture; returns them by variant and seed."""
+    ordered = [
+        results[key] for key in sorted(results, key=lambda k: ([*VARIANTS].index(k[0]), k[1]))
+    ]
+    save(ordered, data)
+    draw(ordered, data.with_suffix(".svg"))
+    return ordered
+
+
+def made(name: str, seed: int, folder: Path) -> Result:
+    """The result of a run that is finished in `folder`, or is made now."""
+    found = read_result(name, seed, folder)
+    if found is None:
+        train(folder, (*VARIANTS[name], f"seed={seed}"))
+        found = read_result(name, seed, folder)
+    assert found is not None, folder
+    return found
 
 
 def train(folder: Path, changes: tuple[str, ...]) -> None:

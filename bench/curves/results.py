@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,28 @@ def read_result(name: str, seed: int, folder: Path) -> Result | None:
             statistics.median(row["actor/grad_norm"] for row in rows),
         )
     return None
+
+
+def load(file: Path) -> list[Result]:
+    """The results of a file; none where there is no file."""
+    if not file.is_file():
+        return []
+    rows = json.loads(file.read_text(encoding="utf-8"))
+    return [
+        Result(**{**row, "rewards": tuple(row["rewards"]), "seconds": tuple(row["seconds"])})
+        for row in rows
+    ]
+
+
+def save(results: Sequence[Result], file: Path) -> None:
+    """Writes results down, a line each."""
+    lines = []
+    for result in results:
+        row = asdict(result)
+        row["rewards"] = [round(reward, 4) for reward in result.rewards]
+        row["seconds"] = [round(second, 1) for second in result.seconds]
+        lines.append(json.dumps(row))
+    file.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 
 def table(results: Sequence[Result]) -> str:
