@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from headway.errors import InvalidSpec
 from headway.graders.answers import Numeric
+from headway.graders.code import Code
 from headway.graders.combined import Formula, Gate, Sum
 from headway.graders.gym import ReasoningGym
 from headway.graders.lengths import Length, Overlong
@@ -33,6 +34,7 @@ GRADERS: dict[str, type[GraderSpec]] = {
     "overlong": Overlong,
     "numeric": Numeric,
     "reasoning_gym": ReasoningGym,
+    "code": Code,
     "sum": Sum,
     "gate": Gate,
     "formula": Formula,

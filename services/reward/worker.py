@@ -83,7 +83,8 @@ class Worker:
             for unit in batch.units
         ]
         try:
-            self._stdin.write(encode({"grader": batch.grader, "units": units}))
+            message = {"grader": batch.grader, "timeout_s": batch.timeout_s, "units": units}
+            self._stdin.write(encode(message))
             await self._stdin.drain()
         except OSError as error:
             raise WorkerDied(f"worker {self.pid}: {error}") from None

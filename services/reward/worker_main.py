@@ -1,6 +1,7 @@
 """A grader worker: reads batches on stdin, writes one result an item, in order.
 
-    parent -> {"grader": {...}, "units": [[[prompt_json, completion, item_json, num_tokens], ...]]}
+    parent -> {"grader": {...}, "timeout_s": 10.0,
+               "units": [[[prompt_json, completion, item_json, num_tokens], ...]]}
     worker -> {"ready": pid}            once, when loaded
     worker -> {"prepared": true}        a batch's grader is loaded: the first item's clock runs
     worker -> {"reward": 1.0, ...} or {"error": kind, "message": text}, one an item
@@ -24,6 +25,7 @@ from typing import Any
 
 from headway.lifecycle import die_with_parent
 from services.reward import frames
+from services.reward.grading import clock
 from services.reward.grading.evaluate import build
 from services.reward.grading.outcome import BadInput, GradingError, checked_reward
 from services.reward.grading.sample import Grade, Sample, as_group
@@ -63,6 +65,7 @@ def _serve(batch: dict[str, Any], sink: int) -> None:
     kind, needs_prompt = batch["grader"]["type"], "prompt" in json.dumps(batch["grader"])
     for unit in batch["units"]:
         started = time.perf_counter()
+        clock.start(batch["timeout_s"] * len(unit))
         results = _score_unit(grade, kind, unit, needs_prompt)
         share_s = (time.perf_counter() - started) / len(unit)
         for result in results:

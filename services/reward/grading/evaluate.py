@@ -20,6 +20,7 @@ BUILDERS: dict[str, str | Builder] = {
     "overlong": f"{_HERE}.lengths:overlong",
     "numeric": f"{_HERE}.numeric:numeric",
     "reasoning_gym": f"{_HERE}.gym:reasoning_gym",
+    "code": f"{_HERE}.code:code",
     "sum": f"{_HERE}.combined:weighted_sum",
     "gate": f"{_HERE}.combined:gate",
     "formula": f"{_HERE}.combined:formula",

@@ -34,16 +34,19 @@ What it does not promise:
 from services.reward.grading.outcome import SandboxUnavailable
 from services.reward.sandbox.child import SandboxedChild, sandboxed_child, start_child
 from services.reward.sandbox.command import View, python_argv
-from services.reward.sandbox.limits import Limits, Outcome
+from services.reward.sandbox.limits import KINDS, Kind, Limits, Outcome, kind_of
 from services.reward.sandbox.once import run
 from services.reward.sandbox.probe import require
 
 __all__ = [
+    "KINDS",
+    "Kind",
     "Limits",
     "Outcome",
     "SandboxUnavailable",
     "SandboxedChild",
     "View",
+    "kind_of",
     "python_argv",
     "require",
     "run",

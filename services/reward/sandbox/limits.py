@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 MIB = 1 << 20
 
 Kind = Literal["ok", "crash", "timeout", "memory", "processes", "disk", "output"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_SIGXCPU, _SIGXFSZ = 128 + 24, 128 + 25
+# What Python, and most others, say last when they meet a limit.
+_COMPLAINTS: tuple[tuple[str, Kind], ...] = (
+    ("MemoryError", "memory"), ("Cannot allocate memory", "memory"), ("bad_alloc", "memory"),
+    ("can't start new thread", "processes"), ("Resource temporarily unavailable", "processes"),
+    ("No space left on device", "disk"), ("File too large", "disk"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +46,13 @@ class Outcome:
     stdout: bytes
     stderr: bytes
     seconds: float
+
+
+def kind_of(exit_code: int, stderr: str) -> Kind:
+    """What an exit code (128 + n after signal n) and the last line of stderr make likely."""
+    if exit_code == 0:
+        return "ok"
+    if exit_code in (_SIGXCPU, _SIGXFSZ):
+        return "timeout" if exit_code == _SIGXCPU else "disk"
+    last = stderr.rstrip().rpartition("\n")[2]
+    return next((kind for complaint, kind in _COMPLAINTS if complaint in last), "crash")

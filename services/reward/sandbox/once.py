@@ -12,19 +12,11 @@ from typing import IO, cast
 
 from services.reward.grading.outcome import SandboxUnavailable
 from services.reward.sandbox.command import START_S, STARTED, View
-from services.reward.sandbox.limits import Kind, Limits, Outcome
+from services.reward.sandbox.limits import Kind, Limits, Outcome, kind_of
 from services.reward.sandbox.tree import Tree
 
 _LOOK_S = 0.05  # how often the memory of all processes together is looked at
 _CHUNK = 1 << 16
-_SIGXCPU, _SIGXFSZ = 128 + 24, 128 + 25
-# What Python, and most others, say last when they meet a limit.
-_COMPLAINTS: tuple[tuple[bytes, Kind], ...] = (
-    (b"MemoryError", "memory"), (b"Cannot allocate memory", "memory"), (b"bad_alloc", "memory"),
-    (b"can't start new thread", "processes"),
-    (b"Resource temporarily unavailable", "processes"),
-    (b"No space left on device", "disk"), (b"File too large", "disk"),
-)  # fmt: skip
 
 
 def run(
@@ -77,7 +69,9 @@ class _Run:
         stdout, stderr = (bytes(self._out[n][: self._limits.output_bytes]) for n in (1, 2))
         if ended_by is not None:
             return Outcome(ended_by, None, stdout, stderr, seconds)
-        return Outcome(_kind(code, stderr), code, stdout, stderr, seconds)
+        return Outcome(
+            kind_of(code, stderr.decode(errors="replace")), code, stdout, stderr, seconds
+        )
 
     def _pump(self) -> Kind | None:
         while any(key.data for key in self._selector.get_map().values()):
@@ -133,15 +127,6 @@ class _Run:
             del out[:1]
             self._began = time.monotonic()
         return len(out) <= self._limits.output_bytes
-
-
-def _kind(code: int, stderr: bytes) -> Kind:
-    if code == 0:
-        return "ok"
-    if code in (_SIGXCPU, _SIGXFSZ):
-        return "timeout" if code == _SIGXCPU else "disk"
-    last = stderr.rstrip().rpartition(b"\n")[2]
-    return next((kind for complaint, kind in _COMPLAINTS if complaint in last), "crash")
 
 
 def _reason(stderr: bytes, ended_by: Kind | None) -> str:

@@ -7,13 +7,14 @@ import os
 import secrets
 import socket
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from services.reward.grading.outcome import SandboxUnavailable
-from services.reward.sandbox.command import INSTALL, python_argv
+from services.reward.sandbox.command import python_argv
 from services.reward.sandbox.limits import MIB, Limits, Outcome
 from services.reward.sandbox.once import run
 
@@ -22,22 +23,36 @@ _LIMITS = Limits(
     wall_s=20.0, cpu_s=10, memory_bytes=256 * MIB, processes=6, file_bytes=8 * MIB, tmp_bytes=MIB
 )
 _MAX_PID = 100
+_FORGET_S = 30.0  # a sandbox that does not hold is looked at again then
 _held = False
+_failure: tuple[float, str] | None = None
 
 
 def require() -> None:
-    """Returns once the sandbox has been seen to hold in this process; remembers only success.
+    """Returns once the sandbox has been seen to hold in this process.
 
-    SandboxUnavailable says what is missing or does not hold. Takes tenths of a second.
+    SandboxUnavailable says what is missing or does not hold. Takes tenths of a second the first
+    time; a failure is remembered for half a minute.
     """
-    global _held
-    if not _held:
+    global _held, _failure
+    if _held:
+        return
+    if _failure is None or time.monotonic() - _failure[0] > _FORGET_S:
+        problem = _problem()
+        _held, _failure = not problem, (time.monotonic(), problem) if problem else None
+    if _failure is not None:
+        raise SandboxUnavailable(_failure[1])
+
+
+def _problem() -> str:
+    """Why code must not be run here; empty when it may."""
+    try:
         faults = _faults()
-        if faults:
-            raise SandboxUnavailable(
-                f"the sandbox does not hold on this machine ({'; '.join(faults)}): code is not run"
-            )
-        _held = True
+    except SandboxUnavailable as error:
+        return f"code is not run: {error}"
+    except OSError as error:
+        return f"code is not run: the sandbox could not be tried: {error}"
+    return f"code is not run: the sandbox does not hold: {'; '.join(faults)}" if faults else ""
 
 
 def _faults() -> list[str]:
@@ -74,8 +89,7 @@ def _compare(outcome: Outcome) -> list[str]:
         return [name for name, holds in _PROMISES.items() if not holds(found)]
     except (ValueError, KeyError, TypeError):
         said = outcome.stderr.decode(errors="replace").strip()[-300:]
-        hint = "" if outcome.stderr else f"; {INSTALL}"
-        return [f"the canary ended as {outcome.kind}, exit code {outcome.exit_code}: {said}{hint}"]
+        return [f"the canary ended as {outcome.kind}, exit code {outcome.exit_code}: {said}"]
 
 
 def _stopped(name: str) -> Callable[[dict[str, Any]], bool]:

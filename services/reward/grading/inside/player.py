@@ -1,0 +1,120 @@
+"""The program's side of `asserts`: executes it, then does what the other process asks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import resource
+import struct
+from types import ModuleType
+from typing import Any
+
+from program import execute, redirect  # type: ignore[import-not-found]
+from wire import decode, encode  # type: ignore[import-not-found]
+
+_LENGTH = struct.Struct("!I")
+_objects: dict[int, Any] = {}
+_keys = itertools.count()
+
+
+def play(job: dict[str, Any], asked: int, answered: int) -> None:
+    """Never returns. Descriptors other than these two are closed before the program runs."""
+    try:
+        silence = os.open("/dev/null", os.O_RDWR)
+        redirect(silence, silence, silence, kept=(asked, answered))
+        resource.setrlimit(resource.RLIMIT_CPU, (job["cpu_s"], job["cpu_s"] + 1))
+        problem: BaseException | None = None
+        names: dict[str, Any] = {}
+        try:
+            names = execute(compile(job["program"], "program.py", "exec"), "solution")
+        except BaseException as error:
+            problem = error
+        while True:
+            request = json.loads(_exactly(asked, _LENGTH.unpack(_exactly(asked, 4))[0]))
+            write(answered, _answer(request, names, problem))
+    finally:
+        os._exit(1)
+
+
+def _exactly(descriptor: int, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        chunk = os.read(descriptor, length - len(data))
+        if not chunk:
+            os._exit(0)
+        data += chunk
+    return data
+
+
+def write(descriptor: int, message: dict[str, Any]) -> None:
+    """One message, whole."""
+    body = json.dumps(message).encode()
+    view = memoryview(_LENGTH.pack(len(body)) + body)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _answer(
+    request: dict[str, Any], names: dict[str, Any], problem: BaseException | None
+) -> dict[str, Any]:
+    try:
+        if problem is not None:
+            raise problem
+        value, changed = _do(request, names)
+        return {"value": encode(value, _other), "changed": changed}
+    except BaseException as error:
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        return {"error": kinds[0], "bases": kinds[1:], "message": str(error)[:500]}
+
+
+def _do(request: dict[str, Any], names: dict[str, Any]) -> tuple[Any, dict[int, Any]]:
+    do = request["do"]
+    if do == "names":
+        return {name: value for name, value in names.items() if not name.startswith("__")}, {}
+    target = _objects[request["key"]]
+    if do == "call":
+        args, kwargs = decode(request["args"], _handle), decode(request["kwargs"], _handle)
+        value = target(*args, **kwargs)
+        return value, _changes(request["args"][1], args)
+    if do == "attribute":
+        return getattr(target, request["name"]), {}
+    if do == "set":
+        setattr(target, request["name"], decode(request["value"], _handle))
+        return None, {}
+    if do in ("item", "contains"):
+        value = decode(request["value"], _handle)
+        return (target[value] if do == "item" else value in target), {}
+    if do == "next":
+        for value in target:
+            return [value], {}
+        return [], {}
+    return {"len": len, "str": str, "repr": repr, "iter": iter}[do](target), {}
+
+
+def _changes(before: list[Any], args: list[Any]) -> dict[int, Any]:
+    """What a call did to its arguments."""
+    changed = {}
+    for position, (data, value) in enumerate(zip(before, args, strict=False)):
+        if isinstance(value, list | dict | set | bytearray):
+            now = encode(value, _other)
+            if now != data:
+                changed[position] = now
+    return changed
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, ModuleType):
+        return ["m", value.__name__]
+    if isinstance(value, type) and issubclass(value, Exception):
+        kinds = [kind.__name__ for kind in value.__mro__]
+        return ["x", [kinds[0], kinds[1:]]]
+    key = next(_keys)
+    _objects[key] = value
+    return ["h", [key, type(value).__name__]]
+
+
+def _handle(tag: str, body: Any) -> Any:
+    if tag == "h":
+        return _objects[body]
+    raise ValueError(f"unknown tag {tag!r}")
