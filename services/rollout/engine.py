@@ -7,11 +7,20 @@ tests/contract/test_engine.py, runs over both.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from headway.messages import Completion, EpochInvite, InstallReport, WeightManifest
+from headway.data.chat import Messages
+from headway.messages import (
+    Completion,
+    EpochInvite,
+    FinishReason,
+    InstallReport,
+    VersionSpan,
+    WeightManifest,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +33,57 @@ class Sampling:
     top_k: int = 0
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a visitor wants to see of a completion. Alternatives: None: no log-probs at all."""
+
+    alternatives: int | None = None  # likeliest tokens at each place of the completion
+    prompt_alternatives: int | None = None  # and of the prompt
+    in_pieces: bool = False  # as it is sampled
+
+
+@dataclass(frozen=True, slots=True)
+class SeenToken:
+    """A token with its log-prob and the likeliest others of its place, likeliest first.
+
+    A completion's are of the distribution it was sampled from, as in a `Completion`; a prompt's
+    of the model's own, at temperature 1. The first token of a prompt has no log-prob.
+    """
+
+    token_id: int
+    text: str
+    logprob: float | None
+    others: tuple[tuple[str, float], ...] = ()  # the token itself included, where it is one
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a visitor's completion has grown by. The last one has reason and spans."""
+
+    text: str
+    num_tokens: int
+    tokens: tuple[SeenToken, ...] = ()  # when log-probs were asked for
+    prompt: tuple[SeenToken, ...] = ()  # in the first piece, when asked for
+    finish_reason: FinishReason | None = None
+    spans: tuple[VersionSpan, ...] = ()
+
+
+class Words(Protocol):
+    """Between text and an engine's token ids."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of a plain prompt, special tokens included as the tokenizer has them."""
+
+    def encode_chat(self, messages: Messages) -> tuple[int, ...]:
+        """Ids of a conversation by the model's template. InvalidSpec: there is none, or it fails.
+
+        What a message says is never read as a special token.
+        """
+
+    def decode(self, token_ids: tuple[int, ...]) -> str:
+        """The text of ids, without special tokens. InvalidSpec: an id that is none."""
 
 
 class Engine(Protocol):
@@ -45,6 +105,31 @@ class Engine(Protocol):
 
         Cancelling the call aborts the request in the engine.
         """
+
+    def visit(
+        self,
+        request_id: str,
+        prompt_ids: tuple[int, ...],
+        sampling: Sampling,
+        seed: int,
+        look: Look,
+    ) -> AsyncGenerator[Piece]:
+        """One completion for someone outside the job, after the job's own work.
+
+        It takes none of the places that `generate` has, and gives way to them. In one piece
+        unless `look` says otherwise. Closing the generator, or cancelling, aborts it.
+        InvalidSpec: the engine cannot sample from this prompt. Unavailable: the engine ended.
+        """
+
+    async def words(self) -> Words:
+        """The model's tokenizer."""
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Longest prompt plus completion; None: no limit."""
+
+    async def adopt(self, version: int) -> None:
+        """Calls the weights it started with `version` and samples: no learner sends any."""
 
     async def join(self, invite: EpochInvite) -> None:
         """Takes a seat in a weight group epoch; leaves any older one first."""

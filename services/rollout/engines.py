@@ -9,6 +9,7 @@ from typing import Literal
 
 from headway.jobspec import JobSpec
 from headway.models import resolve_model
+from headway.precision import DtypeOrAuto
 from headway.telemetry import get_logger
 from services.rollout.engine import Engine, Sampling
 from services.rollout.sim_engine import SimEngine, SimSettings
@@ -23,6 +24,7 @@ class EngineSettings:
     kind: Literal["vllm", "sim"] = "vllm"
     cores: tuple[int, ...] = ()  # CPU cores; empty: those the process may use
     sim: SimSettings = field(default_factory=SimSettings)
+    num_visitors: int = 8  # completions for others at once, beside the job's
 
 
 def engine_key(settings: EngineSettings, spec: JobSpec) -> Hashable:
@@ -59,7 +61,32 @@ async def make_engine(settings: EngineSettings, spec: JobSpec) -> Engine:
         enforce_eager=spec.rollout.enforce_eager,
         kv_cache_gib=spec.rollout.kv_cache_gib,
         max_num_seqs=spec.rollout.max_num_seqs,
+        num_visitors=settings.num_visitors,
         gpu_memory_utilization=spec.rollout.gpu_memory_utilization,
+        cpu_cores=settings.cores or None,
+    )
+    return VllmEngine(model, config)
+
+
+async def standing_engine(
+    settings: EngineSettings,
+    path: str,
+    max_model_len: int | None,
+    dtype: DtypeOrAuto,
+    kv_cache_gib: float,
+) -> Engine:
+    """An engine for visitors alone, yet to start. InvalidSpec or Unavailable as `make_engine`."""
+    if settings.kind == "sim":
+        return SimEngine(settings.sim)
+    from services.rollout.vllm_engine import VllmConfig, VllmEngine
+
+    model = await asyncio.to_thread(resolve_model, path, key="the model")
+    config = VllmConfig(
+        dtype=dtype,
+        max_model_len=max_model_len,
+        kv_cache_gib=kv_cache_gib,
+        max_num_seqs=1,
+        num_visitors=settings.num_visitors,
         cpu_cores=settings.cores or None,
     )
     return VllmEngine(model, config)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from redis.asyncio import Redis
 
@@ -35,6 +36,7 @@ from services.rollout.engines import EngineKeeper, EngineSettings
 from services.rollout.lane import Lane
 from services.rollout.post import Phase, Post, check_seat, same_work
 from services.rollout.presence import WorkerSettings
+from services.rollout.visits import Policy, Visits
 from services.rollout.worker import JobRunner
 
 log = get_logger(__name__)
@@ -50,8 +52,10 @@ class RolloutNode:
         engine: EngineSettings,
         redis: Redis,
         on_change: Callable[[], None] = lambda: None,
+        visits: Visits | None = None,
     ) -> None:
         self.worker = worker
+        self._visits = visits or Visits(0, 1)
         self._engines = EngineKeeper(engine)
         self._redis = redis
         self.on_change = on_change
@@ -108,8 +112,11 @@ class RolloutNode:
     async def drain(self, deadline_s: float) -> None:
         """Claims nothing more, finishes or gives back what it holds, ends the engine."""
         self.draining = True
+        seen_off = self._visits.close("the node is ending", deadline_s)
         if self._post is not None:
-            await self._stop(self._post, deadline_s)
+            await asyncio.gather(seen_off, self._stop(self._post, deadline_s))
+        else:
+            await seen_off
         await self._engines.discard()
 
     async def _converge(self) -> None:
@@ -132,10 +139,13 @@ class RolloutNode:
         try:
             spec = parse_job(json.loads(post.assignment.spec_json))
             check_reach(spec, allowed_roots())
+            await self._visits.close(f"the node prepares for job {post.job_id}")
             post.engine = await self._engines.engine_for(spec)
-            post.runner = self._runner(post, spec, post.engine)
+            post.runner = runner = self._runner(post, spec, post.engine)
+            held = partial(getattr, runner, "version")
+            self._visits.open(Policy(post.job_id, spec.model.path, post.engine, held))
             self._set(post, "running", "")
-            await post.runner.run()
+            await runner.run()
         except HeadwayError as error:
             log.error("%s", error, extra={"job_id": post.job_id, "kind": error.kind})
             self._set(post, "failed", str(error), error.kind)
@@ -158,6 +168,7 @@ class RolloutNode:
         """A wrong weight says nothing about the engine; after anything else it is started anew."""
         await self._leave_group(post)
         if not isinstance(error, WeightMismatch):
+            await self._visits.close(f"job {post.job_id} failed here")
             await self._engines.discard()
 
     async def _stop(self, post: Post, drain_s: float) -> None:

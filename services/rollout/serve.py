@@ -17,26 +17,37 @@ from headway.settings import ServiceSettings
 from headway.telemetry import get_logger
 from headway.web import http_url, make_app, serve_http
 from services.rollout import rpc
+from services.rollout.door.routes import router
+from services.rollout.engine import Engine
 from services.rollout.engines import EngineSettings
 from services.rollout.node import RolloutNode
 from services.rollout.presence import WorkerSettings
+from services.rollout.visits import Visits
 
 log = get_logger(__name__)
+MAX_BODY_BYTES = 4 << 20
 
 
 async def main(
-    settings: ServiceSettings, engine: EngineSettings, drain_s: float, lifecycle: Lifecycle
+    settings: ServiceSettings,
+    engine: EngineSettings,
+    max_visits: int,
+    drain_s: float,
+    lifecycle: Lifecycle,
 ) -> None:
     """Serves until asked to stop, then drains for up to `drain_s`."""
     await ping(settings.redis_url)
     redis = connect(settings.redis_url)
     # the address is known once a port is bound, the node is needed to bind it
-    node = RolloutNode(WorkerSettings(settings.node_id, ""), engine, redis)
+    visits = Visits(max_visits, engine.num_visitors)
+    node = RolloutNode(WorkerSettings(settings.node_id, ""), engine, redis, visits=visits)
     agent: FleetAgent | None = None
     app = make_app(
         "Headway rollout node",
         lambda: agent is not None and agent.connected and not node.draining,
+        max_body_bytes=MAX_BODY_BYTES,
     )
+    app.include_router(router(visits))
     _measure(node)
     try:
         async with (
@@ -74,17 +85,26 @@ def _measure(node: RolloutNode) -> None:
     def gauge(name: str, text: str, read: Callable[[], float]) -> None:
         Gauge(f"headway_rollout_{name}", text).set_function(read)
 
-    def of_engine(attribute: str) -> Callable[[], float]:
-        return lambda: float(getattr(node.engine, attribute, 0))
-
     gauge("tickets_held", "Tickets this node works on", lambda: float(node.num_tickets))
     gauge(
         "weight_version",
         "Installed weight version; -1 before the first",
         lambda: -1.0 if node.version is None else float(node.version),
     )
-    gauge("completions", "Completions being sampled", of_engine("num_completions_in_flight"))
-    gauge(
-        "tokens_sampled", "Tokens sampled since the engine began", of_engine("num_tokens_sampled")
-    )
-    gauge("busy_seconds", "Seconds of sampling since the engine began", of_engine("busy_s"))
+    measure_engine(lambda: node.engine)
+
+
+def measure_engine(engine: Callable[[], Engine | None]) -> None:
+    """Gauges of the running engine, if there is one."""
+
+    def gauge(name: str, text: str, attribute: str) -> None:
+        read = partial(_read, engine, attribute)
+        Gauge(f"headway_rollout_{name}", text).set_function(read)
+
+    gauge("completions", "Completions being sampled", "num_completions_in_flight")
+    gauge("tokens_sampled", "Tokens sampled since the engine began", "num_tokens_sampled")
+    gauge("busy_seconds", "Seconds of sampling since the engine began", "busy_s")
+
+
+def _read(engine: Callable[[], Engine | None], attribute: str) -> float:
+    return float(getattr(engine(), attribute, 0))

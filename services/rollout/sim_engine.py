@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -27,45 +26,15 @@ from headway.messages import (
     Completion,
     EpochInvite,
     InstallReport,
-    VersionSpan,
     WeightManifest,
 )
-from services.rollout.engine import Sampling
-from services.rollout.sim_content import EOS_ID, Content, Lengths, SimSettings, compose, plan
+from services.rollout.engine import Look, Piece, Sampling
+from services.rollout.sim_content import EOS_ID, Lengths, SimSettings, compose, plan
+from services.rollout.sim_sample import ROUNDING, Sample
+from services.rollout.sim_visits import SimWords, part, seen_prompt
 
 __all__ = ["EOS_ID", "Lengths", "SimEngine", "SimSettings"]
-_ROUNDING = 1e-9  # tokens; float error of the progress
-
-
-@dataclass(slots=True, eq=False)
-class _Sample:
-    """One completion on its way, and the versions that sample it."""
-
-    length: int  # tokens
-    compose: Callable[[], Content]  # called at the end: a cancelled one costs nothing
-    start: float  # progress at admission
-    done: asyncio.Future[Completion]
-    cuts: list[tuple[int, int]]  # (first token, version), ascending
-
-    @property
-    def end(self) -> float:
-        return self.start + self.length
-
-    def sampled(self, progress: float) -> int:
-        """Whole tokens sampled by now."""
-        return min(self.length, math.floor(progress - self.start + _ROUNDING))
-
-    def spans(self) -> tuple[VersionSpan, ...]:
-        spans: list[VersionSpan] = []
-        for (start, version), (end, _) in zip(
-            self.cuts, [*self.cuts[1:], (self.length, -1)], strict=True
-        ):
-            if start == end:
-                continue
-            if spans and spans[-1].version == version:
-                start = spans.pop().start
-            spans.append(VersionSpan(version, start, end))
-        return tuple(spans)
+_PIECE_S = 0.02  # a visitor's completion is looked at so often
 
 
 class SimEngine:
@@ -81,8 +50,8 @@ class SimEngine:
         self._started = False
         self._progress = 0.0  # tokens
         self._at = 0.0  # loop time of the progress, seconds
-        self._active: set[_Sample] = set()
-        self._ends: list[tuple[float, int, _Sample]] = []  # heap by end; may hold cancelled ones
+        self._active: set[Sample] = set()
+        self._ends: list[tuple[float, int, Sample]] = []  # heap by end; may hold cancelled ones
         self._order = 0
         self._timer: asyncio.TimerHandle | None = None
         self._ended_tokens = 0
@@ -98,17 +67,49 @@ class SimEngine:
         self, request_id: str, prompt_ids: tuple[int, ...], n: int, sampling: Sampling, seed: int
     ) -> tuple[Completion, ...]:
         """n completions, in order. Temperature and truncation change nothing here, but for 0."""
-        if not self._started:
-            raise Unavailable(f"the sim engine is not running; request {request_id} is refused")
-        self._advance()
-        if sampling.temperature == 0:  # greedy: the prompt decides, not the seed
-            seed = xxhash.xxh3_64_intdigest(repr(prompt_ids).encode())
-        samples = [self._admit(sampling, seed, index) for index in range(n)]
-        self._arm()
+        samples = [self._begin(request_id, prompt_ids, sampling, seed, index) for index in range(n)]
         try:
             return tuple([await sample.done for sample in samples])
         finally:
             self._abort(samples)
+
+    async def visit(
+        self,
+        request_id: str,
+        prompt_ids: tuple[int, ...],
+        sampling: Sampling,
+        seed: int,
+        look: Look,
+    ) -> AsyncGenerator[Piece]:
+        """As `generate` with n 1. There is room for everyone here."""
+        sample = self._begin(request_id, prompt_ids, sampling, seed)
+        prompt, sent = seen_prompt(self._settings, prompt_ids, look), 0
+        try:
+            while look.in_pieces and not sample.done.done():
+                await asyncio.wait({sample.done}, timeout=_PIECE_S)
+                self._advance()
+                now = sample.sampled(self._progress)
+                if sent < now < sample.length:
+                    piece = part(sample.compose(), sent, now, look)
+                    yield replace(piece, prompt=prompt)
+                    prompt, sent = (), now
+            spans = (await sample.done).spans
+            yield replace(part(sample.compose(), sent, sample.length, look, spans), prompt=prompt)
+        finally:
+            self._abort([sample])
+
+    async def words(self) -> SimWords:
+        """Bytes."""
+        return SimWords(self._settings.vocab_size)
+
+    @property
+    def context_tokens(self) -> int | None:
+        """No limit."""
+        return None
+
+    async def adopt(self, version: int) -> None:
+        """Samples from now on."""
+        self._install(version)
 
     async def join(self, invite: EpochInvite) -> None:
         """Nothing to join: no tensors travel to this engine."""
@@ -123,12 +124,7 @@ class SimEngine:
             raise EpochBroken(
                 f"version {manifest.version} did not arrive within {timeout_s:g} s; publish again"
             )
-        self._advance()
-        for sample in self._active:
-            sample.cuts.append((sample.sampled(self._progress), manifest.version))
-        self._version = manifest.version
-        self._standing = False
-        self._arm()
+        self._install(manifest.version)
         digests = "".join(tensor.digest for tensor in manifest.tensors)
         return InstallReport(
             version=manifest.version,
@@ -187,12 +183,38 @@ class SimEngine:
         self._version = None
         self._arm()
 
-    def _admit(self, sampling: Sampling, seed: int, index: int) -> _Sample:
+    def _install(self, version: int) -> None:
+        """What is being sampled goes on under this version."""
+        self._advance()
+        for sample in self._active:
+            sample.cuts.append((sample.sampled(self._progress), version))
+        self._version = version
+        self._standing = False
+        self._arm()
+
+    def _begin(
+        self,
+        request_id: str,
+        prompt_ids: tuple[int, ...],
+        sampling: Sampling,
+        seed: int,
+        index: int = 0,
+    ) -> Sample:
+        if not self._started:
+            raise Unavailable(f"the sim engine is not running; request {request_id} is refused")
+        self._advance()
+        if sampling.temperature == 0:  # greedy: the prompt decides, not the seed
+            seed = xxhash.xxh3_64_intdigest(repr(prompt_ids).encode())
+        sample = self._admit(sampling, seed, index)
+        self._arm()
+        return sample
+
+    def _admit(self, sampling: Sampling, seed: int, index: int) -> Sample:
         draw = partial(compose, self._settings, sampling, seed, index)
         _, length, _ = plan(self._settings, sampling, seed, index)
         if sampling.stop:
             length = len(draw()[0])
-        sample = _Sample(
+        sample = Sample(
             length=length,
             compose=draw,
             start=self._progress,
@@ -204,7 +226,7 @@ class SimEngine:
         heapq.heappush(self._ends, (sample.end, self._order, sample))
         return sample
 
-    def _abort(self, samples: list[_Sample]) -> None:
+    def _abort(self, samples: list[Sample]) -> None:
         """Takes what has not ended out of the engine."""
         left = [sample for sample in samples if sample in self._active]
         if not left:
@@ -235,7 +257,7 @@ class SimEngine:
                 heapq.heappop(self._ends)
                 continue
             need_s = max(0.0, (end - self._progress) / self._speed)
-            if need_s > left_s + _ROUNDING / self._speed:
+            if need_s > left_s + ROUNDING / self._speed:
                 self._progress += left_s * self._speed
                 self._busy_s += left_s
                 return
@@ -245,7 +267,7 @@ class SimEngine:
             left_s -= need_s
             self._end(sample)
 
-    def _end(self, sample: _Sample) -> None:
+    def _end(self, sample: Sample) -> None:
         self._active.discard(sample)
         self._ended_tokens += sample.length
         if not sample.done.done():

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import AsyncIterator
-from dataclasses import asdict, astuple
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,21 +15,26 @@ from headway.errors import EpochBroken, InvalidSpec, Unavailable
 from headway.messages import Completion, EpochInvite, InstallReport, WeightManifest
 from headway.telemetry import get_logger
 from services.rollout.busy import BusyClock
-from services.rollout.engine import Sampling
+from services.rollout.engine import Look, Piece, Sampling
 from services.rollout.vllm_outputs import (
     completion_of,
     completion_seed,
     error_of,
     final_output,
+    manifest_rows,
+    piece_of,
     sampling_params,
     translated,
+    visitor_params,
 )
 from services.rollout.vllm_setup import VllmConfig, build, set_environment
+from services.rollout.vllm_words import ModelWords
 
 __all__ = ["VllmConfig", "VllmEngine"]
 
 log = get_logger(__name__)
 _POLL_S = 0.01  # an engine that samples answers between two steps
+_OURS, _VISITORS = 0, 1  # vLLM serves the lower number first
 
 
 class VllmEngine:
@@ -46,6 +51,7 @@ class VllmEngine:
         self._admission = asyncio.Lock()  # a request enters wholly before or after an update
         self._weights = asyncio.Lock()  # one join or install at a time
         self._slots = asyncio.Semaphore(self._config.max_num_seqs)
+        self._words: asyncio.Task[ModelWords] | None = None
         self._clock = BusyClock()
         self._num_tokens = 0
         self._num_installs = 0
@@ -80,6 +86,48 @@ class VllmEngine:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def visit(
+        self,
+        request_id: str,
+        prompt_ids: tuple[int, ...],
+        sampling: Sampling,
+        seed: int,
+        look: Look,
+    ) -> AsyncGenerator[Piece]:
+        """See `Engine`. vLLM has places for `num_visitors`, and serves them after tickets."""
+        if self._llm is None:
+            raise Unavailable(f"the vLLM engine is not running; request {request_id} is refused")
+        params = visitor_params(sampling, completion_seed(seed, 0), look)
+        sent = 0
+        async with self._admitted(request_id, prompt_ids, params, _VISITORS) as queue:
+            piece = None
+            while piece is None or piece.finish_reason is None:
+                output = queue.get_nowait() or await translated(queue.get())
+                piece = piece_of(output, sent, look)
+                sent += piece.num_tokens
+                yield piece
+        self._num_tokens += sent
+
+    async def words(self) -> ModelWords:
+        """The tokenizer of the model's folder; read once."""
+        if self._words is None:
+            self._words = asyncio.ensure_future(asyncio.to_thread(ModelWords, self._model))
+        return await asyncio.shield(self._words)
+
+    @property
+    def context_tokens(self) -> int | None:
+        """As vLLM has it: the job's, or the model's own."""
+        return int(self._llm.model_config.max_model_len) if self._llm is not None else None
+
+    async def adopt(self, version: int) -> None:
+        """Samples what vLLM loaded from the folder."""
+        if self._llm is None:
+            raise Unavailable("the engine is not running")
+        async with self._weights:
+            await translated(self._llm.update_weight_version(str(version)))
+            self._version = version
+            self._open.set()
+
     async def join(self, invite: EpochInvite) -> None:
         """Takes a seat in a weight group epoch while sampling goes on. EpochBroken."""
         async with self._weights:
@@ -93,7 +141,7 @@ class VllmEngine:
         """
         async with self._weights:
             try:
-                await self._call("headway_begin_receive", *_rows(manifest))
+                await self._call("headway_begin_receive", *manifest_rows(manifest))
                 digest = await self._wait_done(timeout_s, f"version {manifest.version}")
                 return await self._load(manifest.version, digest)
             except BaseException:
@@ -105,7 +153,7 @@ class VllmEngine:
     ) -> InstallReport:
         """Reads and verifies while sampling goes on, then pauses, loads, verifies and resumes."""
         async with self._weights:
-            await self._call("headway_begin_read", str(path), *_rows(manifest))
+            await self._call("headway_begin_read", str(path), *manifest_rows(manifest))
             digest = await self._wait_done(timeout_s, f"the snapshot of {manifest.version}")
             try:
                 return await self._load(manifest.version, digest)
@@ -171,7 +219,7 @@ class VllmEngine:
         self, request_id: str, prompt_ids: tuple[int, ...], sampling: Sampling, seed: int
     ) -> Completion:
         params = sampling_params(sampling, seed)
-        async with self._slots, self._admitted(request_id, prompt_ids, params) as queue:
+        async with self._slots, self._admitted(request_id, prompt_ids, params, _OURS) as queue:
             output = await final_output(queue)
         completion = completion_of(output.outputs[0])
         self._num_tokens += len(completion.token_ids)
@@ -179,7 +227,7 @@ class VllmEngine:
 
     @contextlib.asynccontextmanager
     async def _admitted(
-        self, request_id: str, prompt_ids: tuple[int, ...], params: Any
+        self, request_id: str, prompt_ids: tuple[int, ...], params: Any, priority: int
     ) -> AsyncIterator[Any]:
         while True:
             await self._open.wait()
@@ -190,17 +238,24 @@ class VllmEngine:
                 # those of the same version of an earlier job
                 salt = f"w{self._num_installs}"
                 prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": salt}
-                queue = await translated(self._llm.add_request(request_id, prompt, params))
+                queue = await self._add(request_id, prompt, params, priority)
                 break
         self._clock.change(in_flight=+1)
         try:
             yield queue
-        except asyncio.CancelledError:
-            if self._llm is not None:
+        except BaseException:  # cancelled, closed by a visitor, or its output cannot be used
+            if self._llm is not None and not self._llm.errored:
                 await asyncio.shield(self._llm.abort(queue.request_id, internal=True))
             raise
         finally:
             self._clock.change(in_flight=-1)
+
+    async def _add(self, request_id: str, prompt: Any, params: Any, priority: int) -> Any:
+        adding = self._llm.add_request(request_id, prompt, params, priority=priority)
+        try:
+            return await translated(adding)
+        except ValueError as error:  # what vLLM refuses, before it has the request
+            raise InvalidSpec(f"vLLM refuses the request: {error}") from None
 
     # -- weights
 
@@ -256,10 +311,3 @@ class VllmEngine:
         if not reply["ok"]:
             raise error_of(reply["kind"], reply["message"])
         return reply
-
-
-def _rows(manifest: WeightManifest) -> tuple[int, int, list[list[Any]], list[Any] | None]:
-    """A manifest as vLLM's worker takes it."""
-    rows: list[list[Any]] = [[t.name, t.dtype, list(t.shape), t.digest] for t in manifest.tensors]
-    base = [*astuple(manifest.base)] if manifest.base is not None else None
-    return manifest.version, manifest.bucket_bytes, rows, base

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import astuple
 from typing import Any
 
 import xxhash
 
 from headway import errors
 from headway.errors import DeadlineExceeded, HeadwayError, Unavailable
-from headway.messages import Completion, FinishReason, VersionSpan
-from services.rollout.engine import Sampling
+from headway.messages import Completion, FinishReason, VersionSpan, WeightManifest
+from services.rollout.engine import Look, Piece, Sampling, SeenToken
 
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
 
@@ -40,6 +41,21 @@ def sampling_params(sampling: Sampling, seed: int) -> Any:
     )
 
 
+def visitor_params(sampling: Sampling, seed: int, look: Look) -> Any:
+    """vLLM's parameters of a visitor's completion."""
+    from vllm.sampling_params import RequestOutputKind
+
+    params = sampling_params(sampling, seed)
+    params.flat_logprobs = False  # these can be put together from several outputs
+    params.logprobs = look.alternatives
+    params.prompt_logprobs = look.prompt_alternatives
+    if look.prompt_alternatives is not None:
+        params.skip_reading_prefix_cache = True  # what is not computed has no log-probs
+    if look.in_pieces:
+        params.output_kind = RequestOutputKind.DELTA
+    return params
+
+
 async def final_output(queue: Any) -> Any:
     """A request's last output. Unavailable: the engine died."""
     while True:
@@ -56,17 +72,57 @@ def completion_of(output: Any) -> Completion:
     logprobs = tuple(flat.logprobs[i] for i in first)
     if tuple(flat.token_ids[i] for i in first) != token_ids:
         raise HeadwayError(f"{len(token_ids)} sampled tokens, but log-probs of others")
+    spans = _spans(output, len(token_ids))
+    return Completion(token_ids, logprobs, _reason(output), spans, output.text)
+
+
+def piece_of(output: Any, sent: int, look: Look) -> Piece:
+    """What a visitor's completion has grown by, after `sent` tokens of it."""
+    done = output.outputs[0]
+    count = len(done.token_ids)
+    return Piece(
+        text=done.text,
+        num_tokens=count,
+        tokens=_seen(done.token_ids, done.logprobs, look.alternatives),
+        prompt=_seen(output.prompt_token_ids, output.prompt_logprobs, look.prompt_alternatives),
+        finish_reason=_reason(done) if output.finished else None,
+        spans=_spans(done, sent + count) if output.finished else (),
+    )
+
+
+def _seen(token_ids: Any, rows: Any, count: int | None) -> tuple[SeenToken, ...]:
+    """Tokens beside vLLM's log-probs of each place, which hold it and the `count` likeliest."""
+    if count is None or not rows:
+        return ()
+    if len(rows) != len(token_ids):
+        raise HeadwayError(f"{len(token_ids)} tokens, but log-probs of {len(rows)} places")
+    return tuple(_place(t, row, count) for t, row in zip(token_ids, rows, strict=True))
+
+
+def _place(token: int, row: Any, count: int) -> SeenToken:
+    if row is None:  # nothing stands before the first token of a prompt
+        return SeenToken(token, "", None)
+    ranked = sorted(row.values(), key=lambda entry: -entry.logprob)[:count]
+    others = tuple((entry.decoded_token or "", entry.logprob) for entry in ranked)
+    return SeenToken(token, row[token].decoded_token or "", row[token].logprob, others)
+
+
+def _spans(output: Any, num_tokens: int) -> tuple[VersionSpan, ...]:
     spans = tuple(
         VersionSpan(_version(span.version), span.start, span.end)
         for span in output.weight_versions or ()
     )
     ends = [0, *(span.end for span in spans)]
-    if [span.start for span in spans] != ends[:-1] or ends[-1] != len(token_ids):
-        raise HeadwayError(f"{len(token_ids)} sampled tokens, but version spans {spans}")
+    if [span.start for span in spans] != ends[:-1] or ends[-1] != num_tokens:
+        raise HeadwayError(f"{num_tokens} sampled tokens, but version spans {spans}")
+    return spans
+
+
+def _reason(output: Any) -> FinishReason:
     finish = _FINISH.get(str(output.finish_reason))
     if finish is None:
         raise Unavailable(f"vLLM ended a request with {output.finish_reason!r}")
-    return Completion(token_ids, logprobs, finish, spans, output.text)
+    return finish
 
 
 def _version(label: str) -> int:
@@ -93,3 +149,10 @@ async def translated(call: Any) -> Any:
         return await call
     except EngineDeadError:
         raise Unavailable("the vLLM engine died; restart this node") from None
+
+
+def manifest_rows(manifest: WeightManifest) -> tuple[int, int, list[list[Any]], list[Any] | None]:
+    """A manifest as vLLM's worker takes it."""
+    rows: list[list[Any]] = [[t.name, t.dtype, list(t.shape), t.digest] for t in manifest.tensors]
+    base = [*astuple(manifest.base)] if manifest.base is not None else None
+    return manifest.version, manifest.bucket_bytes, rows, base

@@ -18,7 +18,8 @@ class VllmConfig:
     max_model_len: int | None = None
     enforce_eager: bool = True
     kv_cache_gib: float = 1.0  # of the CPU's memory; a GPU is filled to gpu_memory_utilization
-    max_num_seqs: int = 256
+    max_num_seqs: int = 256  # completions of the job
+    num_visitors: int = 8  # and of others, beside them
     gpu_memory_utilization: float = 0.85
     cpu_cores: tuple[int, ...] | None = None
     seed: int = 0
@@ -65,7 +66,8 @@ def build(model: str, config: VllmConfig) -> Any:
         dtype=resolve_dtype(config.dtype, on_gpu=not on_cpu),
         max_model_len=config.max_model_len,
         enforce_eager=config.enforce_eager,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.max_num_seqs + config.num_visitors,
+        scheduling_policy="priority",  # visitors wait, and give memory back, before tickets do
         seed=config.seed,
         logprobs_mode="processed_logprobs",
         enable_prefix_caching=True,

@@ -15,7 +15,7 @@ from headway.errors import EpochBroken, Unavailable, WeightMismatch
 from headway.messages import Completion, InstallReport, WeightManifest
 from headway.weights.manifest import bucket_layout, build_manifest, combined_digest
 from headway.weights.packing import packed
-from services.rollout.engine import Engine, Sampling
+from services.rollout.engine import Engine, Look, Piece, Sampling
 from services.rollout.sim_broadcast import BroadcastSimEngine
 from services.rollout.sim_engine import SimEngine, SimSettings
 from services.rollout.vllm_engine import VllmConfig, VllmEngine
@@ -171,6 +171,12 @@ async def eventually(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def visited(
+    engine: Engine, name: str, sampling: Sampling, look: Look, prompt: tuple[int, ...] = PROMPT
+) -> list[Piece]:
+    return [piece async for piece in engine.visit(name, prompt, sampling, 7, look)]
+
+
 # in this order: the first test needs an engine that never had weights
 
 
@@ -226,6 +232,50 @@ async def test_bounds_on_length_hold(harness: Harness) -> None:
     for completion in await harness.engine.generate("bounds", PROMPT, 3, sampling, 5):
         check(completion, sampling)
         assert len(completion.token_ids) == 7
+
+
+async def test_a_visitors_completion_is_the_same_whole_and_in_pieces(harness: Harness) -> None:
+    engine, sampling = harness.engine, Sampling(max_tokens=60, min_tokens=60)
+    (whole,) = await visited(engine, "v1", sampling, Look(alternatives=3))
+    pieces = await visited(engine, "v2", sampling, Look(alternatives=3, in_pieces=True))
+    assert len(pieces) > 1
+    assert "".join(p.text for p in pieces) == whole.text
+    assert sum(p.num_tokens for p in pieces) == whole.num_tokens == 60
+    assert [t.token_id for p in pieces for t in p.tokens] == [t.token_id for t in whole.tokens]
+    assert [p.finish_reason for p in pieces] == [None] * (len(pieces) - 1) + ["length"]
+    assert whole.spans == pieces[-1].spans and whole.spans[-1].end == 60
+    assert {span.version for span in whole.spans} == {engine.version}
+    for token in whole.tokens:
+        assert token.logprob is not None and token.logprob <= 0.0
+        ranked = [logprob for _, logprob in token.others]
+        assert ranked == sorted(ranked, reverse=True) and 1 <= len(ranked) <= 3
+    assert whole.prompt == () and engine.num_completions_in_flight == 0
+
+
+async def test_a_visitor_sees_what_the_model_makes_of_a_prompt(harness: Harness) -> None:
+    engine, one = harness.engine, Sampling(max_tokens=1, temperature=0.0)
+    look = Look(alternatives=1, prompt_alternatives=1)
+    ids = (5, 6, 7, 8, 9, 10)
+    (piece,) = await visited(engine, "p1", one, look, ids)
+    assert [token.token_id for token in piece.prompt] == list(ids)
+    assert piece.prompt[0].logprob is None
+    assert all(t.logprob is not None and t.logprob < 0.0 for t in piece.prompt[1:])
+    # what stands before a token decides on it, what comes after does not
+    (shorter,) = await visited(engine, "p2", one, look, ids[:4])
+    for ours, theirs in zip(piece.prompt[1:4], shorter.prompt[1:], strict=True):
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+    words = await engine.words()
+    assert words.encode("1 + 2?") and words.encode_chat([{"role": "user", "content": "1 + 2?"}])
+    assert "2?" in words.decode(words.encode("1 + 2?"))
+
+
+async def test_a_visitor_who_leaves_frees_the_engine(harness: Harness) -> None:
+    engine, sampling = harness.engine, Sampling(max_tokens=400, min_tokens=400)
+    stream = engine.visit("leaves", PROMPT, sampling, 3, Look(in_pieces=True))
+    assert (await anext(stream)).finish_reason is None
+    assert engine.num_completions_in_flight == 1
+    await stream.aclose()
+    assert engine.num_completions_in_flight == 0
 
 
 async def test_an_update_in_flight_splits_completions(harness: Harness) -> None:
@@ -296,6 +346,13 @@ async def test_a_snapshot_needs_no_seat_and_a_bad_one_changes_nothing(
     after = await engine.generate("after", PROMPT, 2, Sampling(max_tokens=4), 1)
     assert {c.oldest_version for c in after} == {60}
     assert (await harness.install(61)).version == 61  # and takes a seat again
+
+
+async def test_what_it_holds_can_be_given_a_version(harness: Harness) -> None:
+    await harness.engine.adopt(70)
+    assert harness.engine.version == 70
+    (completion,) = await harness.engine.generate("own", PROMPT, 1, Sampling(max_tokens=4), 1)
+    assert completion.oldest_version == 70
 
 
 async def test_leaving_and_closing_repeat_and_end_it(harness: Harness) -> None:

@@ -1,0 +1,1 @@
+"""A rollout node's OpenAI-compatible door: models, chat completions, completions."""
