@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "submit": ("submit", "Hand a job to a running fleet."),
     "jobs": ("jobs", "List jobs, or show one."),
     "events": ("events", "Show what happened in a job."),
+    "serve": ("serve", "Serve a model to OpenAI-compatible clients."),
     "doctor": ("doctor", "Say who waits for whom in a job."),
     "cancel": ("cancel", "Cancel a job."),
     "token": ("token", "Make, list and revoke tokens."),

@@ -85,14 +85,15 @@ class SimEngine:
         sample = self._begin(request_id, prompt_ids, sampling, seed)
         prompt, sent = seen_prompt(self._settings, prompt_ids, look), 0
         try:
-            while look.in_pieces and not sample.done.done():
-                await asyncio.wait({sample.done}, timeout=_PIECE_S)
-                self._advance()
-                now = sample.sampled(self._progress)
-                if sent < now < sample.length:
-                    piece = part(sample.compose(), sent, now, look)
-                    yield replace(piece, prompt=prompt)
-                    prompt, sent = (), now
+            while look.in_pieces and sent < sample.length - 1:  # a token a piece
+                if not sample.done.done():
+                    await asyncio.wait({sample.done}, timeout=_PIECE_S)
+                    self._advance()
+                for _ in range(min(sample.sampled(self._progress), sample.length - 1) - sent):
+                    yield replace(part(sample.compose(), sent, sent + 1, look), prompt=prompt)
+                    prompt, sent = (), sent + 1
+                if sample.done.done():
+                    await sample.done  # it may have failed
             spans = (await sample.done).spans
             yield replace(part(sample.compose(), sent, sample.length, look, spans), prompt=prompt)
         finally:

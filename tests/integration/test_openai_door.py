@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import httpx
 import openai
@@ -35,14 +36,24 @@ class Door:
     async def install(self, version):
         await self.engine.install(WeightManifest(version, (), 1), 5.0)
 
+    def sample_on(self, tokens=0.0, rate=20_000.0):
+        """A held engine has sampled so many tokens more, and goes on at this rate."""
+        self.engine._advance()
+        self.engine._progress += tokens
+        self.engine._settings = replace(self.engine._settings, tokens_per_s=rate)
+        self.engine._arm()
+
     async def sampling(self, count):
         async with asyncio.timeout(20):
             while self.engine.num_completions_in_flight != count:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
 
+HELD = 1e-6  # tokens a second: nothing ends until the test says so
+
+
 @asynccontextmanager
-async def door(rate=5000.0, length=400, max_visits=8, at_once=4, access=None, version=3):
+async def door(rate=20_000.0, length=400, max_visits=8, at_once=4, access=None, version=3):
     engine = SimEngine(SimSettings(tokens_per_s=rate, lengths=Lengths("constant", length)))
     await engine.start()
     visits = Visits(max_visits, at_once)
@@ -102,7 +113,7 @@ async def test_stop_strings_and_lengths_end_an_answer():
 
 
 async def test_a_stream_is_the_same_answer_in_pieces():
-    async with door(rate=1000.0) as it:
+    async with door() as it:
         whole = await it.chat(seed=9, n=2, max_tokens=80, logprobs=True, top_logprobs=2)
         texts, versions, tokens, usage = ["", ""], {}, [[], []], None
         stream = await it.chat(
@@ -118,7 +129,7 @@ async def test_a_stream_is_the_same_answer_in_pieces():
                 tokens[choice.index] += choice.logprobs.content if choice.logprobs else []
                 if choice.finish_reason:
                     versions[choice.index] = choice.weight_versions
-        assert num_chunks > 6
+        assert num_chunks == 2 + 2 * 80 + 1  # who speaks; a token each; the usage
         assert texts == [c.message.content for c in whole.choices]
         assert tokens == [c.logprobs.content for c in whole.choices]
         assert versions == {i: [{"version": 3, "start": 0, "end": 80}] for i in (0, 1)}
@@ -152,7 +163,7 @@ async def test_echo_gives_the_log_probs_of_a_prompt_as_lm_eval_reads_them():
 
 
 async def test_an_echoed_stream_is_the_same_text():
-    async with door(rate=1000.0) as it:
+    async with door() as it:
         asked = {"prompt": "1 + 2 =", "echo": True, "logprobs": 0, "max_tokens": 60, "seed": 4}
         whole = (await it.text(**asked)).choices[0]
         text, offsets = "", []
@@ -172,29 +183,34 @@ async def test_prompts_times_n_are_choices_in_order():
 
 
 async def test_a_version_that_was_asked_for_is_the_one_that_samples():
-    async with door(rate=200.0) as it:
+    async with door() as it:
         wanted = {"extra_headers": {"x-headway-weight-version": "3"}}
         assert (await it.chat(**wanted)).weight_version == 3
         with pytest.raises(openai.APIStatusError) as caught:
             await it.chat(extra_headers={"x-headway-weight-version": "2"})
         assert caught.value.status_code == 412 and caught.value.code == "other_version"
 
+        it.sample_on(rate=HELD)
         loose, pinned = (
             asyncio.create_task(it.chat(max_tokens=100, **more)) for more in ({}, wanted)
         )
         await it.sampling(2)
-        await asyncio.sleep(0.1)  # some tokens by version 3
+        it.sample_on(tokens=30, rate=HELD)
         await it.install(4)
+        it.sample_on()
         rows = (answer := await loose).choices[0].weight_versions
-        assert [row["version"] for row in rows] == [3, 4] and answer.weight_version == 4
-        assert rows[0]["end"] == rows[1]["start"] and rows[1]["end"] == 100
+        assert rows == [
+            {"version": 3, "start": 0, "end": 30},
+            {"version": 4, "start": 30, "end": 100},
+        ]
+        assert answer.weight_version == 4
         with pytest.raises(openai.APIStatusError) as caught:
             await pinned
         assert caught.value.status_code == 412 and "[3, 4]" in caught.value.message
 
 
 async def test_beyond_so_many_requests_the_answer_is_429_and_the_others_are_answered():
-    async with door(rate=300.0, max_visits=3, at_once=2) as it:
+    async with door(rate=HELD, max_visits=3, at_once=2) as it:
         held = [asyncio.create_task(it.chat(max_tokens=60, n=2)) for _ in range(3)]
         await it.sampling(2)  # never more at once
         while len(it.visits._in) < 3:  # noqa: ASYNC110
@@ -203,6 +219,7 @@ async def test_beyond_so_many_requests_the_answer_is_429_and_the_others_are_answ
             await it.chat()
         assert caught.value.response.headers["retry-after"] == "1"
         most = 0
+        it.sample_on()
         while not all(task.done() for task in held):
             most = max(most, it.engine.num_completions_in_flight)
             await asyncio.sleep(0.002)
@@ -213,7 +230,7 @@ async def test_beyond_so_many_requests_the_answer_is_429_and_the_others_are_answ
 
 
 async def test_who_hangs_up_leaves_nothing_in_the_engine():
-    async with door(rate=10.0) as it:
+    async with door(rate=HELD) as it:
         async with httpx.AsyncClient() as raw:
             body = {"model": "job-a", "messages": ASKED, "max_tokens": 400, "n": 2}
             with pytest.raises(httpx.ReadTimeout):
@@ -222,14 +239,13 @@ async def test_who_hangs_up_leaves_nothing_in_the_engine():
             where = f"{it.url}/v1/chat/completions"
             async with raw.stream("POST", where, json=body | {"stream": True}) as answer:
                 assert answer.headers["x-headway-weight-version"] == "3"
-                await anext(answer.aiter_bytes())
                 await it.sampling(2)
             await it.sampling(0)
         assert not it.visits._in
 
 
 async def test_when_the_node_gives_the_policy_up_visits_end_with_the_reason():
-    async with door(rate=10.0) as it:
+    async with door(rate=HELD) as it:
         whole = asyncio.create_task(it.chat(max_tokens=400))
         stream = await it.chat(max_tokens=400, stream=True)
         await it.sampling(2)
@@ -245,10 +261,15 @@ async def test_when_the_node_gives_the_policy_up_visits_end_with_the_reason():
 
 
 async def test_visits_that_end_in_time_are_seen_off():
-    async with door(rate=300.0) as it:
+    async with door(rate=HELD) as it:
         whole = asyncio.create_task(it.chat(max_tokens=60))
         await it.sampling(1)
-        await it.visits.close("the node is ending", 20.0)
+        closing = asyncio.create_task(it.visits.close("the node is ending", 30.0))
+        await asyncio.sleep(0)
+        with pytest.raises(openai.InternalServerError, match="the node is ending"):
+            await it.chat()
+        it.sample_on()
+        await closing
         assert len((await whole).choices[0].message.content) == 60
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import grpc
+import openai
 import pytest
 
 from tests.support.desk import Service
@@ -56,6 +57,61 @@ async def test_a_job_that_cannot_be_served_is_reported_with_its_error(valkey_url
         assert status.error_kind == "invalid" and "did you mean rollout" in status.detail
         node.signal(signal.SIGTERM)
         assert await node.ended() == 0
+
+
+async def test_a_jobs_policy_can_be_sampled_from_outside_while_it_trains(
+    valkey_url, reward, job_id
+):
+    async with house(valkey_url, reward) as it:
+        learner = it.learner(job_id)
+        await learner.open(lag=0)
+        node = await it.node("node-a", lengths="constant:100", rate="2000")
+        url = next(row["http_address"] for row in node.log if "http_address" in row)
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        with pytest.raises(openai.InternalServerError, match="no engine is loaded"):
+            await client.models.list()
+        it.assign(job_id, lag=0)
+        members = await learner.members(1)
+        with pytest.raises(openai.InternalServerError, match="no weights"):
+            await client.completions.create(model=job_id, prompt="1 + 2")
+        for version in (0, 1):
+            await learner.install(version, members)
+            answer = await client.completions.create(model=job_id, prompt="1 + 2", n=3)
+            assert answer.weight_version == version and len(answer.choices) == 3
+            assert len(await learner.take(version)) == BATCH
+        it.desk.assignments.clear()  # the job is over; the node holds its last policy
+        async with asyncio.timeout(30):
+            while await learner.ledger.members():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        answer = await client.completions.create(model=job_id, prompt="1 + 2")
+        assert answer.weight_version == 1
+        it.assign("next-job")
+        await it.desk.reported("node-a", "next-job", "running")
+        with pytest.raises(openai.NotFoundError, match="there is 'next-job'"):
+            await client.completions.create(model=job_id, prompt="1 + 2")
+        with pytest.raises(openai.InternalServerError, match="no weights"):
+            await client.completions.create(model="next-job", prompt="1 + 2")
+        node.signal(signal.SIGTERM)
+        assert await node.ended() == 0
+        await client.close()
+
+
+async def test_a_model_is_served_without_fleet_job_or_redis():
+    flags = ("--engine", "sim", "--model", "/models/a", "--model-name", "a")
+    node = Service("rollout", *flags, "--weight-version", "40", redis_url="redis://127.0.0.1:1/0")
+    try:
+        url = (await node.ready()).address
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            (card,) = (await client.models.list()).data
+            assert (card.id, card.root, card.weight_version) == ("a", "/models/a", 40)
+            answer = await client.chat.completions.create(
+                model="a", messages=[{"role": "user", "content": "1 + 2?"}], max_tokens=8
+            )
+            assert answer.weight_version == 40 and answer.usage.completion_tokens == 8
+        node.signal(signal.SIGTERM)
+        assert await node.ended() == 0
+    finally:
+        node.kill()
 
 
 def refused(*flags, redis_url="redis://127.0.0.1:1/0"):

@@ -14,6 +14,7 @@ from headway.messages import FinishReason, VersionSpan
 from services.rollout.engine import Piece, SeenToken
 
 Json = dict[str, Any]
+_LEAST = -9999.0  # stands for the log-prob of what cannot be, which JSON has no number for
 
 
 @dataclass(slots=True)
@@ -118,7 +119,7 @@ def chat_logprobs(tokens: Sequence[SeenToken]) -> Json:
 
 
 def _token(text: str, logprob: float) -> Json:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    return {"token": text, "logprob": max(logprob, _LEAST), "bytes": list(text.encode())}
 
 
 def text_logprobs(tokens: Sequence[SeenToken], offset: int = 0) -> Json:
@@ -129,7 +130,9 @@ def text_logprobs(tokens: Sequence[SeenToken], offset: int = 0) -> Json:
         offset += len(token.text)
     return {
         "tokens": [token.text for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
+        "token_logprobs": [
+            None if token.logprob is None else max(token.logprob, _LEAST) for token in tokens
+        ],
         "top_logprobs": [_ranked(token) for token in tokens],
         "text_offset": offsets,
     }
@@ -144,5 +147,5 @@ def _ranked(token: SeenToken) -> dict[str, float] | None:
         return None
     found: dict[str, float] = {}
     for text, logprob in (*token.others, (token.text, token.logprob)):
-        found[text] = max(logprob, found.get(text, logprob))
+        found[text] = max(logprob, found.get(text, _LEAST))
     return found
