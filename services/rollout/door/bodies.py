@@ -170,5 +170,5 @@ class CompletionBody(SamplingBody):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)
+            return [self.prompt]
+        return list(self.prompt)  # type: ignore[arg-type]
