@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 
@@ -65,12 +66,27 @@ async def test_a_run_killed_on_its_way_is_replayed_bit_for_bit(place, mortal, mo
         assert {name: row[name] for name in same} == {name: was[name] for name in same}
 
 
+@pytest.fixture(scope="module")
+def undisturbed(valkey_url, model, tmp_path_factory):
+    """A job that nobody disturbed."""
+
+    async def whole():
+        place = Place(valkey_url, "recorded", tmp_path_factory.mktemp("undisturbed"))
+        async with ScriptedNode(place.ledger).serving():
+            assert (await place.lead(job(model, steps=3)))[0] == 0
+        await place.redis.aclose()
+        return place
+
+    return asyncio.run(whole())
+
+
 @pytest.fixture
-async def recorded(place, model):
-    """The folder of an undisturbed run."""
-    async with ScriptedNode(place.ledger).serving():
-        assert (await place.lead(job(model, steps=3)))[0] == 0
-    return place
+async def recorded(undisturbed, valkey_url, tmp_path):
+    """A copy of its folder, to be spoilt."""
+    copy = Place(valkey_url, undisturbed.job_id, tmp_path / "runs")
+    shutil.copytree(undisturbed.folder.path, copy.folder.path)
+    yield copy
+    await copy.redis.aclose()
 
 
 async def test_other_settings_on_the_same_data_are_compared(recorded, mortal):
