@@ -51,6 +51,7 @@ __all__ = [
     "TrainerSpec",
     "load_job",
     "parse_job",
+    "set_key",
 ]
 
 MAX_JOB_BYTES = 256 << 10
@@ -269,7 +270,7 @@ def load_job(
         raise InvalidSpec(f"{path} is not YAML: {error}") from None
     try:
         for key, value in overrides:
-            _override(raw, key, value)
+            set_key(raw, key, value)
         check_plain(raw, "the job")
         return parse_job(raw)
     except InvalidSpec as error:
@@ -285,7 +286,8 @@ def _read_some(path: Path, max_bytes: int | None) -> str:
     return data.decode("utf-8-sig")
 
 
-def _override(raw: object, key: str, value: Any) -> None:
+def set_key(raw: object, key: str, value: Any) -> None:
+    """Sets a dotted key of a job as plain data. InvalidSpec when what holds it is no section."""
     *sections, leaf = key.split(".")
     for section in sections:
         if isinstance(raw, dict):

@@ -13,9 +13,13 @@ from headway.precision import DtypeOrAuto
 class DataSpec(Section):
     """Where prompts come from and how many make a step."""
 
-    source: Literal["reasoning_gym", "jsonl", "parquet"]
-    name: str = Field(description="reasoning_gym dataset name, or a file path")
-    config: dict[str, Any] = Field(default_factory=dict, description="reasoning_gym settings")
+    source: Literal["reasoning_gym", "jsonl", "parquet", "huggingface"]
+    name: str = Field(description="reasoning_gym dataset name, or the path of a file or folder")
+    config: dict[str, Any] = Field(
+        default_factory=dict,
+        description="reasoning_gym settings; of a Hugging Face folder `name` and `split`",
+    )
+    prompt_key: str = Field(default="prompt", description="column of a file that holds the prompt")
     size: int = Field(default=10_000, ge=1, description="reasoning_gym problems in one epoch")
     seed: int = Field(default=0, ge=0, description="seed of the generated problems")
     system_prompt: str | None = Field(default=None, description="prepended to each conversation")

@@ -6,16 +6,16 @@ job that was cancelled half-way.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 from headway import __version__
-from headway.errors import NotFound, StorageFailed
+from headway.errors import NotFound
 from headway.report_data import Row, RunData, number_of, read_run, sample_lines
 from headway.report_style import STYLE
 from headway.report_svg import Band, Series, finite, line_chart, nice, stack_chart
+from headway.whole_file import write_whole
 
 _SAMPLES_A_STEP = 6
 _EDGE_STEPS = 5
@@ -34,14 +34,7 @@ def write_report(run_dir: Path) -> Path:
     if not (run.job or run.metrics):
         raise NotFound(f"{run_dir} is no run folder: it has neither job.yaml nor metrics.jsonl")
     target = run_dir / "report.html"
-    draft = target.with_name(f".report.{os.getpid()}.tmp")
-    page = render(run).encode("utf-8", "backslashreplace")
-    try:
-        draft.write_bytes(page)
-        draft.replace(target)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise StorageFailed(f"cannot write {target}: {error.strerror}") from None
+    write_whole(target, render(run))
     return target
 
 
@@ -216,15 +209,15 @@ def _counts(run: RunData) -> str:
     row = run.metrics[-1]
     wanted = ("ledger/", "rollout_corr/", "response/", "weights/")
     found = {k: row[k] for k in sorted(row) if k.startswith(wanted)}
-    return _table("At the last step", {k: nice(number_of(v)) for k, v in found.items()})
+    return mapping_table("At the last step", {k: nice(number_of(v)) for k, v in found.items()})
 
 
 def _environment(run: RunData) -> str:
-    return _table("Environment", flatten(run.environment))
+    return mapping_table("Environment", flatten(run.environment))
 
 
 def _job(run: RunData) -> str:
-    return _table("Job", flatten(run.job))
+    return mapping_table("Job", flatten(run.job))
 
 
 def flatten(value: Row, prefix: str = "") -> dict[str, str]:
@@ -239,7 +232,8 @@ def flatten(value: Row, prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _table(title: str, rows: Mapping[str, str]) -> str:
+def mapping_table(title: str, rows: Mapping[str, str]) -> str:
+    """Keys and values, folded away under a title; nothing where there are none."""
     if not rows:
         return ""
     body = "".join(

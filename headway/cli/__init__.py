@@ -40,6 +40,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "token": ("token", "Make, list and revoke tokens."),
     "replay": ("replay", "Train a run again from its recorded groups."),
     "export": ("export", "Write a run's checkpoint as a Hugging Face folder."),
+    "eval": ("eval", "Evaluate a model or a run on data sets."),
+    "compare": ("compare", "Compare two evaluations prompt by prompt."),
     "report": ("report", "Write the report of a run folder again."),
     "version": ("version", "Show the version."),
 }

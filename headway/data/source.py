@@ -38,15 +38,32 @@ def open_source(spec: DataSpec | EvalDataSpec, key: str = "data") -> Source:
         from headway.data.generated import ReasoningGym
 
         return ReasoningGym(spec.name, dict(spec.config), seed=spec.seed, size=spec.size)
+    path = look_at(spec.name, f"{key}.name")
+    if spec.source == "huggingface":
+        from headway.data.folder import Folder
+        from headway.data.layout import pick
+
+        if not path.is_dir():
+            raise InvalidSpec(f"{key}.name {spec.name!r}: there is no such folder")
+        return Folder(path, pick(path, **_layout(spec, key), key=key), spec.prompt_key)
     if spec.config:
         raise InvalidSpec(f"{key}.config is for reasoning_gym; a {spec.source} file takes none")
-    path = look_at(spec.name, f"{key}.name")
     if not path.is_file():
         raise InvalidSpec(f"{key}.name {spec.name!r}: there is no such file")
     if spec.source == "jsonl":
         from headway.data.files import JsonLines
 
-        return JsonLines(path)
+        return JsonLines(path, spec.prompt_key)
     from headway.data.files import Parquet
 
-    return Parquet(path)
+    return Parquet(path, spec.prompt_key)
+
+
+def _layout(spec: DataSpec | EvalDataSpec, key: str) -> dict[str, str | None]:
+    """Which part of a folder is meant: its `config.name` and `config.split`."""
+    for name, value in spec.config.items():
+        if name not in ("name", "split"):
+            raise InvalidSpec(f"unknown key {key}.config.{name}: a folder takes name and split")
+        if not isinstance(value, str):
+            raise InvalidSpec(f"{key}.config.{name}: {value!r} is no text")
+    return {"name": spec.config.get("name"), "split": spec.config.get("split")}

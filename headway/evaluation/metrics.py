@@ -66,28 +66,33 @@ class Table:
 
 
 def tables(
-    records: Iterable[PromptRecord], voters: Mapping[str, Voter], pass_reward: float = 1.0
+    records: Iterable[PromptRecord],
+    voter_of: Callable[[str], Voter | None] = lambda _: None,
+    pass_reward: float = 1.0,
 ) -> list[Table]:
     """One table a data source, by name; behind more than one, the one over all of them.
 
-    `voters` read answers by data source; without one there are no votes. A completion is right
-    when its reward is at least `pass_reward`.
+    `voter_of` says how answers of a data source are read; None: there are no votes on it. A
+    completion is right when its reward is at least `pass_reward`.
     """
     by_source: dict[str, list[Prompt]] = {}
+    voters: dict[str, Voter | None] = {}
     skipped: Counter[str] = Counter()
     for record in records:
+        if record.data_source not in voters:
+            voters[record.data_source] = voter_of(record.data_source)
         prompts = by_source.setdefault(record.data_source, [])
         if record.completions:
-            prompts.append(outcome(record, voters.get(record.data_source)))
+            prompts.append(outcome(record, voters[record.data_source]))
         else:
             skipped[record.data_source] += 1
     found = [
-        _table(name, by_source[name], skipped[name], name in voters, pass_reward)
-        for name in sorted(by_source)
+        _table(name, prompts, skipped[name], voters[name] is not None, pass_reward)
+        for name, prompts in sorted(by_source.items())
     ]
     if len(found) > 1 and ALL not in by_source:
         everything = [prompt for prompts in by_source.values() for prompt in prompts]
-        voted = all(name in voters for name in by_source)
+        voted = None not in voters.values()
         found.append(_table(ALL, everything, skipped.total(), voted, pass_reward))
     return found
 
@@ -124,7 +129,7 @@ def _table(
         num_skipped=skipped,
         num_completions=len(tokens),
         num_graded=sum(len(prompt.rewards) for prompt in prompts),
-        null_kinds=Counter(kind for prompt in prompts for kind in prompt.null_kinds),
+        null_kinds=dict(Counter(kind for prompt in prompts for kind in prompt.null_kinds)),
         null_bounds=_null_bounds(prompts),
         estimates=_over(prompts, _picks(n, voted, pass_reward)),
         parts=_over(prompts, _part_picks(prompts)),

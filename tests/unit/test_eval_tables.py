@@ -25,7 +25,7 @@ def test_a_table_by_hand():
         prompt(1, [0.0, 0.0, 0.0, 0.0], texts=["1", "2", "3", "4"]),
         prompt(2, [], skipped="prompt of 900 tokens"),
     ]
-    (table,) = tables(records, {"sums": voter({"type": "numeric"})})
+    (table,) = tables(records, lambda _: voter({"type": "numeric"}))
     assert (table.data_source, table.n, table.num_prompts, table.num_skipped) == ("sums", 4, 2, 1)
     assert (table.num_completions, table.num_graded, table.null_bounds) == (8, 8, None)
     found = values(table)
@@ -52,7 +52,7 @@ def test_a_null_is_counted_and_never_a_zero():
         prompt(1, [0.0, 0.0, 0.0, None]),
         prompt(2, [None, None, None, None]),
     ]
-    (table,) = tables(records, {})
+    (table,) = tables(records)
     assert (table.num_prompts, table.num_completions, table.num_graded) == (3, 12, 5)
     assert table.null_kinds == {"timeout": 7}
     assert table.mean.value == 0.5  # of the two prompts that have graded completions
@@ -65,12 +65,12 @@ def test_a_null_is_counted_and_never_a_zero():
 
 
 def test_bounds_reach_as_far_as_the_rewards_seen():
-    (table,) = tables([prompt(0, [-2.0, None]), prompt(1, [3.0, 3.0])], {})
+    (table,) = tables([prompt(0, [-2.0, None]), prompt(1, [3.0, 3.0])])
     assert table.null_bounds == (near((-2 - 2) / 2 / 2 + 1.5), near((-2 + 3) / 2 / 2 + 1.5))
 
 
 def test_nothing_graded_is_no_figure():
-    (table,) = tables([prompt(0, [None]), prompt(1, [], skipped="abandoned")], {})
+    (table,) = tables([prompt(0, [None]), prompt(1, [], skipped="abandoned")])
     assert (table.mean, dict(table.estimates)) == (None, {})
     assert val_metrics([table]) == {
         "val-aux/sums/graded_ratio": 0.0,
@@ -79,24 +79,24 @@ def test_nothing_graded_is_no_figure():
         "val-aux/sums/response_length/mean": 3.0,
         "val-aux/sums/response_length/clip_ratio": 0.0,
     }
-    (empty,) = tables([prompt(1, [], skipped="abandoned")], {})
+    (empty,) = tables([prompt(1, [], skipped="abandoned")])
     assert (empty.num_prompts, empty.mean_tokens, empty.mean) == (0, None, None)
 
 
 def test_sources_have_tables_of_their_own_and_one_together():
     records = [prompt(0, [1.0]), prompt(1, [0.0]), prompt(0, [1.0], source="logic")]
-    found = tables(records, {})
+    found = tables(records)
     assert [(t.data_source, t.mean.value) for t in found] == [
         ("logic", 1.0),
         ("sums", 0.5),
         ("all", near(2 / 3)),
     ]
     records.append(prompt(0, [1.0], source="all"))
-    assert [t.data_source for t in tables(records, {})] == ["all", "logic", "sums"]
+    assert [t.data_source for t in tables(records)] == ["all", "logic", "sums"]
 
 
 def test_names_are_verls():
-    (table,) = tables([prompt(0, [1.0, 0.0, 0.0, 0.0]), prompt(1, [0.0] * 4)], {"sums": str})
+    (table,) = tables([prompt(0, [1.0, 0.0, 0.0, 0.0]), prompt(1, [0.0] * 4)], lambda _: str)
     row = val_metrics([table])
     assert {name for name in row if name.startswith("val-core/")} == {
         "val-core/sums/reward/mean@4",
@@ -117,7 +117,7 @@ def test_parts_have_means_of_their_own():
         CompletionRecord("b", 0.2, 1, "length", {"form": 1.0, "right": 0.0}),
         CompletionRecord("c", None, 1, "stop", {"form": 1.0}, "timeout"),
     )
-    (table,) = tables([dataclasses.replace(record, completions=completions)], {})
+    (table,) = tables([dataclasses.replace(record, completions=completions)])
     assert {name: e.value for name, e in table.parts.items()} == {"form": 1.0, "right": 0.5}
     assert table.cut_ratio == near(1 / 3)
     assert val_metrics([table])["val-aux/sums/right/mean@3"] == 0.5
@@ -125,8 +125,8 @@ def test_parts_have_means_of_their_own():
 
 def test_a_reward_is_right_from_the_threshold_on():
     records = [prompt(0, [0.2, 0.8]), prompt(1, [0.2, 0.2])]
-    assert values(tables(records, {})[0])["pass@2"] == 0.0
-    assert values(tables(records, {}, pass_reward=0.8)[0])["pass@2"] == 0.5
+    assert values(tables(records)[0])["pass@2"] == 0.0
+    assert values(tables(records, pass_reward=0.8)[0])["pass@2"] == 0.5
 
 
 @pytest.mark.parametrize(("n", "ks"), [(1, []), (2, [2]), (3, [2, 3]), (4, [2, 4]), (6, [2, 4, 6])])
