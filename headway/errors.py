@@ -6,6 +6,9 @@ machine name; `retryable` says whether the very same call may succeed later.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 
 class HeadwayError(Exception):
     """Base of every error that Headway raises on purpose."""
@@ -14,14 +17,29 @@ class HeadwayError(Exception):
     retryable = False
     http_status = 500
     grpc_status = "INTERNAL"
+    retry_after_s: float | None = None  # when a retryable call may succeed, where that is known
+
+
+class Fault(NamedTuple):
+    """One fault of what a user wrote: the dotted path of the key, and a sentence that names it."""
+
+    path: str
+    message: str
 
 
 class InvalidSpec(HeadwayError):
-    """A job, request or setting that cannot be accepted as written."""
+    """A job, request or setting that cannot be accepted as written.
+
+    `faults`: one by one, where they have been told apart.
+    """
 
     kind = "invalid"
     http_status = 422
     grpc_status = "INVALID_ARGUMENT"
+
+    def __init__(self, message: str = "", faults: Sequence[Fault] = ()) -> None:
+        super().__init__(message or "; ".join(fault.message for fault in faults))
+        self.faults = tuple(faults)
 
 
 class NotFound(HeadwayError):
@@ -50,11 +68,14 @@ class NoCapacity(HeadwayError):
 
 
 class TooMany(NoCapacity):
-    """As many requests as are taken at once are being answered."""
+    """As much as is taken on at once is at work: the same call fits later, or elsewhere."""
 
     kind = "too_many"
     http_status = 429
 
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 class Unavailable(HeadwayError):
     """A service, Redis included, cannot be reached or is not ready."""
@@ -153,6 +174,11 @@ class JobFailed(HeadwayError):
     """A job ended in failure."""
 
     kind = "job_failed"
+
+
+def sayable(text: str) -> str:
+    """A message as UTF-8 can carry it: what it quotes may hold half a surrogate pair."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Interrupted(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
@@ -16,7 +17,7 @@ from headway.access.grpc import GrpcDoor, channel_credentials, server_credential
 from headway.access.identity import own_token, process_tls
 from headway.access.process import Access, process_access
 from headway.access.tls import TlsFiles
-from headway.errors import HeadwayError, Unavailable
+from headway.errors import HeadwayError, Unavailable, sayable
 from headway.ports import checked_address, is_loopback, with_port
 from headway.telemetry import get_logger
 
@@ -27,6 +28,8 @@ MAX_REQUEST_BYTES = 16 << 20
 
 MAX_ANSWER_BYTES = 64 << 20
 _MAX_CALLS = 1000  # at once; beyond: RESOURCE_EXHAUSTED
+_RETRY_AFTER = "retry-after-ms"
+_LONGEST_HINT_S = 600.0
 _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.max_send_message_length", -1),  # the service's own limit decides
@@ -86,34 +89,39 @@ async def grpc_server(
         await server.stop(grace=2.0)
 
 
-def channel(address: str, access: Access | None = None) -> grpc.aio.Channel:
+def channel(
+    address: str, access: Access | None = None, options: Sequence[tuple[str, Any]] = ()
+) -> grpc.aio.Channel:
     """A channel to host:port with Headway's limits and keepalive, our token and certificate.
 
-    `access`: the process's own by default. InvalidSpec when the address is none.
+    `access`: the process's own by default. `options`: gRPC's, beyond those that all have.
+    InvalidSpec when the address is none.
     """
+    options = [*_CHANNEL_OPTIONS, *options]
     access = access or Access(token=own_token(), tls=process_tls())
     target = f"dns:///{checked_address(address)}"  # a host may be called like a scheme
     if access.tls is None:
-        link = grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        link = grpc.aio.insecure_channel(target, options=options)
     else:
         name = access.tls.name
         named = [("grpc.ssl_target_name_override", name)] if name else []
         credentials = channel_credentials(access.tls)
-        link = grpc.aio.secure_channel(target, credentials, [*_CHANNEL_OPTIONS, *named])
+        link = grpc.aio.secure_channel(target, credentials, [*options, *named])
     return signed(link, access.token) if access.token else link
 
 
 def raise_headway(error: grpc.aio.AioRpcError, peer: str = "") -> NoReturn:
     """Raises the HeadwayError that a peer's status stands for."""
     details = error.details() or error.code().name
-    kind = ""
-    for key, value in error.trailing_metadata() or ():
-        if key == "headway-kind":
-            kind = str(value)
+    facts = {key: str(value) for key, value in error.trailing_metadata() or ()}
+    kind = facts.get("headway-kind", "")
     if not kind and "larger than max" in details:
         kind = errors.InvalidSpec.kind  # gRPC's own limit: no repeat will fit either
     cls = _BY_KIND.get(kind) or _BY_STATUS.get(error.code().name, HeadwayError)
-    raise cls(f"{peer}: {details}" if peer else details) from error
+    raised = cls(f"{peer}: {details}" if peer else details)
+    if (after_ms := facts.get(_RETRY_AFTER, "")).isdecimal():
+        raised.retry_after_s = min(int(after_ms) / 1000, _LONGEST_HINT_S)
+    raise raised from error
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None) -> int:
@@ -172,7 +180,11 @@ async def _abort(context: grpc.aio.ServicerContext, method: str, error: Exceptio
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if isinstance(error, HeadwayError):
-        context.set_trailing_metadata((("headway-kind", error.kind),))
-        await context.abort(getattr(grpc.StatusCode, error.grpc_status), str(error))
+        facts = [("headway-kind", error.kind)]
+        if error.retry_after_s is not None:
+            facts.append((_RETRY_AFTER, str(math.ceil(error.retry_after_s * 1000))))
+        context.set_trailing_metadata(tuple(facts))
+        await context.abort(getattr(grpc.StatusCode, error.grpc_status), sayable(str(error)))
     log.exception("%s failed", method, exc_info=error)
-    await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+    message = sayable(f"{type(error).__name__}: {error}")
+    await context.abort(grpc.StatusCode.INTERNAL, message)

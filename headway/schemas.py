@@ -21,12 +21,15 @@ def job_schema() -> dict[str, Any]:
 
 def grader_schema() -> dict[str, Any]:
     """A grader of any type. Graders inside of another are shown as objects only."""
-    kinds = []
-    for model in GRADERS.values():
-        kind = _inlined(model)
+    return {"type": "object", "anyOf": list(grader_schemas().values())}
+
+
+def grader_schemas() -> dict[str, dict[str, Any]]:
+    """The schema of each type of graders, by name."""
+    kinds = {name: _inlined(model) for name, model in GRADERS.items()}
+    for kind in kinds.values():
         kind["required"] = sorted({"type", *kind.get("required", ())})
-        kinds.append(kind)
-    return {"type": "object", "anyOf": kinds}
+    return kinds
 
 
 def _inlined(model: type[BaseModel]) -> dict[str, Any]:

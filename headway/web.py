@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -24,7 +25,7 @@ from headway.access.http import MAX_BODY_BYTES, HttpDoor
 from headway.access.identity import process_tls
 from headway.access.process import Access, process_access
 from headway.access.tls import TlsFiles
-from headway.errors import HeadwayError, Unavailable
+from headway.errors import HeadwayError, Unavailable, sayable
 from headway.ports import is_loopback, with_port
 from headway.telemetry import get_logger
 
@@ -92,7 +93,9 @@ def make_app(
 
     @app.exception_handler(HeadwayError)
     async def headway_error(_: Request, error: HeadwayError) -> JSONResponse:
-        return error_response(error.http_status, error.kind, str(error))
+        hint_s = error.retry_after_s
+        headers = None if hint_s is None else {"Retry-After": str(math.ceil(hint_s))}
+        return error_response(error.http_status, error.kind, str(error), headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -138,9 +141,7 @@ def error_response(
     status: int, kind: str, message: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """The one shape of an error over HTTP."""
-    # What a message quotes may hold half a surrogate pair, which is no UTF-8.
-    sayable = message.encode("utf-8", "backslashreplace").decode()
-    return JSONResponse({"error": {"kind": kind, "message": sayable}}, status, headers)
+    return JSONResponse({"error": {"kind": kind, "message": sayable(message)}}, status, headers)
 
 
 class _Server(uvicorn.Server):

@@ -21,6 +21,8 @@ OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs"})
 
 OPEN_SERVICES: Final = frozenset({"grpc.health.v1.Health"})
 
+_SCORING_PATHS: Final = frozenset({"/v1/score", "/v1/validate", "/v1/graders"})
+
 _GRPC: Final[Mapping[str, Roles]] = {
     "headway.v1.FleetService": _FLEET,
     "headway.v1.RolloutService": _FLEET,
@@ -34,7 +36,7 @@ def http_roles(method: str, path: str) -> Roles | None:
     """Who may send this request; None: anybody."""
     if path in OPEN_PATHS:
         return None
-    if path == "/v1/score" or path in _SAMPLE_PATHS:
+    if path in _SCORING_PATHS or path in _SAMPLE_PATHS:
         return _SCORERS
     return _READERS if method in ("GET", "HEAD", "OPTIONS") else _SUBMITTERS
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -12,6 +12,8 @@ from headway.graders.spec import OUTPUT_TEMPLATE, GraderSpec, checked_template
 
 class Numeric(GraderSpec):
     """1 where the answer's number equals the reference's, else 0."""
+
+    DETERMINISTIC: ClassVar[bool] = True
 
     type: Literal["numeric"] = "numeric"
     input: str = OUTPUT_TEMPLATE

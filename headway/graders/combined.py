@@ -15,6 +15,8 @@ from headway.graders.spec import Combination, GraderSpec, check_parts, unknown_p
 class Sum(Combination):
     """The weighted sum of named graders; null when any of them is null."""
 
+    DETERMINISTIC: ClassVar[bool] = True
+
     type: Literal["sum"] = "sum"
     weights: dict[str, float] = Field(
         default_factory=dict, description="by name; 1 where not given"
@@ -37,6 +39,8 @@ class Gate(GraderSpec):
 
     Where the condition fails, `then` is not evaluated; null when what is evaluated is null.
     """
+
+    DETERMINISTIC: ClassVar[bool] = True
 
     model_config = ConfigDict(serialize_by_alias=True)
 
@@ -64,6 +68,8 @@ class Gate(GraderSpec):
 
 class Formula(Combination):
     """An arithmetic expression over named graders; null when any of them is null."""
+
+    DETERMINISTIC: ClassVar[bool] = True
 
     type: Literal["formula"] = "formula"
     formula: str = Field(description="such as: 0.7 * right + 0.3 * min(style, 1)")

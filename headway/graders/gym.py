@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,6 +11,8 @@ from headway.graders.spec import OUTPUT_TEMPLATE, GraderSpec, checked_template
 
 class ReasoningGym(GraderSpec):
     """The score of a reasoning_gym data set's own `score_answer`, from 0 to 1."""
+
+    DETERMINISTIC: ClassVar[bool] = True
 
     type: Literal["reasoning_gym"] = "reasoning_gym"
     dataset: str | None = Field(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,6 +13,8 @@ Unit = Literal["tokens", "characters", "words"]
 
 class _Measured(GraderSpec):
     """What both have: a text and the unit that it is measured in."""
+
+    DETERMINISTIC: ClassVar[bool] = True
 
     unit: Unit = Field(
         default="tokens",

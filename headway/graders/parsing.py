@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from headway.errors import InvalidSpec
+from headway.errors import Fault, InvalidSpec
 from headway.graders.answers import Numeric
 from headway.graders.code import Code
 from headway.graders.combined import Formula, Gate, Sum
@@ -47,11 +47,11 @@ def validate_grader(
     """A grader from plain data; with an item of the data, also that its templates resolve.
 
     InvalidSpec names each fault's path, which begins with `path`, and, for a misspelt name,
-    the nearest known one.
+    the nearest known one; its `faults` has them one by one.
     """
     grader = _parse(spec, path, 0)
-    if item is not None:
-        _resolves(grader, item, path)
+    if item is not None and (faults := _unresolved(grader, item, path)):
+        raise InvalidSpec(faults=faults)
     return grader
 
 
@@ -67,33 +67,45 @@ def parse_grader_json(text: str) -> GraderSpec:
 
 def _parse(raw: object, path: str, depth: int) -> GraderSpec:
     if not isinstance(raw, Mapping):
-        raise InvalidSpec(f"{path}: a grader is a JSON object with a type, not {_kind(raw)}")
+        raise _fault(path, f"{path}: a grader is a JSON object with a type, not {_kind(raw)}")
     if depth > MAX_DEPTH:
-        raise InvalidSpec(f"{path}: graders nest at most {MAX_DEPTH} deep")
+        raise _fault(path, f"{path}: graders nest at most {MAX_DEPTH} deep")
     kind = raw.get("type")
     if not isinstance(kind, str) or kind not in GRADERS:
         known = ", ".join(GRADERS)
         if kind is None:
-            raise InvalidSpec(f"{path}: missing key type (one of {known})")
+            raise _fault(f"{path}.type", f"{path}: missing key type (one of {known})")
         hint = near(kind, GRADERS) or f" (there are: {known})"
-        raise InvalidSpec(f"{path}.type: unknown grader {kind!r}{hint}")
+        raise _fault(f"{path}.type", f"{path}.type: unknown grader {kind!r}{hint}")
     model, fields = GRADERS[kind], dict(raw)
+    within = [(fields, key, key) for key in model.GRADER_KEYS if key in raw]
     if issubclass(model, Combination) and isinstance(raw.get("graders"), Mapping):
-        fields["graders"] = {
-            name: _parse(part, f"{path}.graders.{name}", depth + 1)
-            for name, part in raw["graders"].items()
-        }
-    for key in model.GRADER_KEYS:
-        if key in raw:
-            fields[key] = _parse(raw[key], f"{path}.{key}", depth + 1)
+        named = fields["graders"] = dict(raw["graders"])
+        within += [(named, name, f"graders.{name}") for name in named]
+    faults: list[Fault] = []
+    for holder, key, where in within:
+        try:
+            holder[key] = _parse(holder[key], f"{path}.{where}", depth + 1)
+        except InvalidSpec as error:
+            faults += error.faults or [Fault(f"{path}.{where}", str(error))]
+    if faults:
+        raise InvalidSpec(faults=faults)
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise InvalidSpec("; ".join(_explain(e, model, path) for e in error.errors())) from None
+        raise InvalidSpec(faults=[_explained(e, model, path) for e in error.errors()]) from None
 
 
-def _explain(error: Any, model: type[GraderSpec], path: str) -> str:
+def _fault(path: str, message: str) -> InvalidSpec:
+    return InvalidSpec(faults=[Fault(path, message)])
+
+
+def _explained(error: Any, model: type[GraderSpec], path: str) -> Fault:
     where = ".".join([path, *(str(part) for part in error["loc"])])
+    return Fault(where, _explain(error, model, path, where))
+
+
+def _explain(error: Any, model: type[GraderSpec], path: str, where: str) -> str:
     if error["type"] == "extra_forbidden":
         return f"unknown key {where}{near(str(error['loc'][-1]), model.model_fields, path + '.')}"
     if error["type"] == "missing":
@@ -105,9 +117,12 @@ def _explain(error: Any, model: type[GraderSpec], path: str) -> str:
     return f"{where}: {message}"
 
 
-def _resolves(grader: GraderSpec, item: Mapping[str, Any], path: str) -> None:
-    for where, part in grader.inner().items():
-        _resolves(part, item, f"{path}.{where}")
+def _unresolved(grader: GraderSpec, item: Mapping[str, Any], path: str) -> list[Fault]:
+    faults = [
+        fault
+        for where, part in grader.inner().items()
+        for fault in _unresolved(part, item, f"{path}.{where}")
+    ]
     wanted = {
         f"{path}.{field}": reference
         for field, template in grader.templates()
@@ -119,7 +134,8 @@ def _resolves(grader: GraderSpec, item: Mapping[str, Any], path: str) -> None:
         try:
             lookup(reference, "", item)
         except TemplateError as error:
-            raise InvalidSpec(f"{where}: {error}") from None
+            faults.append(Fault(where, f"{where}: {error}"))
+    return faults
 
 
 def _kind(value: object) -> str:

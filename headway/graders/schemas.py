@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -17,6 +17,8 @@ with warnings.catch_warnings():
 
     class JsonSchema(GraderSpec):
         """1 where the text is JSON that a schema accepts, else 0."""
+
+        DETERMINISTIC: ClassVar[bool] = True
 
         type: Literal["json_schema"] = "json_schema"
         schema: dict[str, Any] = Field(  # type: ignore[assignment]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -19,6 +19,8 @@ LEFT_OUT = {
 
 class TextSimilarity(GraderSpec):
     """OpenAI's `text_similarity`: how alike the text and the reference are, from 0 to 1."""
+
+    DETERMINISTIC: ClassVar[bool] = True
 
     type: Literal["text_similarity"] = "text_similarity"
     evaluation_metric: Metric

@@ -28,6 +28,7 @@ class GraderSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     GRADER_KEYS: ClassVar[tuple[str, ...]] = ()  # keys that hold one grader each
+    DETERMINISTIC: ClassVar[bool] = False  # judges by the item alone: no clock, model or chance
 
     type: str
     name: str | None = Field(default=None, max_length=128, description="for people")
@@ -55,6 +56,13 @@ class GraderSpec(BaseModel):
     def whole_group(self) -> bool:
         """Whether all completions of a prompt are to be scored together, in one go."""
         return any(part.whole_group() for part in self.parts().values())
+
+    def deterministic(self) -> bool:
+        """Whether the same item always gets the same reward, so that it may be kept.
+
+        False unless a grader says otherwise of itself, and all of its parts do.
+        """
+        return self.DETERMINISTIC and all(p.deterministic() for p in self.inner().values())
 
     def inner(self) -> Mapping[str, GraderSpec]:
         """The same by the path at which each stands below this one."""

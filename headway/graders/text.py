@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -12,6 +12,8 @@ from headway.graders.spec import OUTPUT_TEMPLATE, GraderSpec, checked_template
 
 class StringCheck(GraderSpec):
     """OpenAI's `string_check`: 1 where the comparison holds, else 0."""
+
+    DETERMINISTIC: ClassVar[bool] = True
 
     type: Literal["string_check"] = "string_check"
     operation: Literal["eq", "ne", "like", "ilike"]
@@ -24,6 +26,8 @@ class StringCheck(GraderSpec):
 
 class Regex(GraderSpec):
     """1 where the pattern (Python's `re`) matches, else 0."""
+
+    DETERMINISTIC: ClassVar[bool] = True
 
     type: Literal["regex"] = "regex"
     pattern: str = Field(max_length=4096)

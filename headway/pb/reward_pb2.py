@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headway/v1/reward.proto\x12\nheadway.v1\"~\n\tScoreItem\x12\x13\n\x0bprompt_json\x18\x01 \x01(\t\x12\x12\n\ncompletion\x18\x02 \x01(\t\x12\x11\n\titem_json\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\t\x12\x17\n\nnum_tokens\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_num_tokens\"m\n\x0cScoreRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x13\n\x0bgrader_json\x18\x03 \x01(\t\x12$\n\x05items\x18\x04 \x03(\x0b\x32\x15.headway.v1.ScoreItem\"\xcd\x01\n\x0bScoreResult\x12\x13\n\x06reward\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x31\n\x05parts\x18\x02 \x03(\x0b\x32\".headway.v1.ScoreResult.PartsEntry\x12\x12\n\nerror_kind\x18\x03 \x01(\t\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x12\n\nduration_s\x18\x05 \x01(\x01\x1a,\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_reward\"9\n\rScoreResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.headway.v1.ScoreResult2M\n\rRewardService\x12<\n\x05Score\x12\x18.headway.v1.ScoreRequest\x1a\x19.headway.v1.ScoreResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headway/v1/reward.proto\x12\nheadway.v1\"~\n\tScoreItem\x12\x13\n\x0bprompt_json\x18\x01 \x01(\t\x12\x12\n\ncompletion\x18\x02 \x01(\t\x12\x11\n\titem_json\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\t\x12\x17\n\nnum_tokens\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_num_tokens\"m\n\x0cScoreRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x13\n\x0bgrader_json\x18\x03 \x01(\t\x12$\n\x05items\x18\x04 \x03(\x0b\x32\x15.headway.v1.ScoreItem\"\xcd\x01\n\x0bScoreResult\x12\x13\n\x06reward\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x31\n\x05parts\x18\x02 \x03(\x0b\x32\".headway.v1.ScoreResult.PartsEntry\x12\x12\n\nerror_kind\x18\x03 \x01(\t\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x12\n\nduration_s\x18\x05 \x01(\x01\x1a,\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_reward\"9\n\rScoreResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.headway.v1.ScoreResult\"9\n\x0fValidateRequest\x12\x13\n\x0bgrader_json\x18\x01 \x01(\t\x12\x11\n\titem_json\x18\x02 \x01(\t\",\n\x0bGraderFault\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"P\n\x10ValidateResponse\x12\x13\n\x0bgrader_json\x18\x01 \x01(\t\x12\'\n\x06\x66\x61ults\x18\x02 \x03(\x0b\x32\x17.headway.v1.GraderFault\"\x14\n\x12ListGradersRequest\"D\n\nGraderType\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x13\n\x0bschema_json\x18\x03 \x01(\t\">\n\x13ListGradersResponse\x12\'\n\x07graders\x18\x01 \x03(\x0b\x32\x16.headway.v1.GraderType2\xe4\x01\n\rRewardService\x12<\n\x05Score\x12\x18.headway.v1.ScoreRequest\x1a\x19.headway.v1.ScoreResponse\x12\x45\n\x08Validate\x12\x1b.headway.v1.ValidateRequest\x1a\x1c.headway.v1.ValidateResponse\x12N\n\x0bListGraders\x12\x1e.headway.v1.ListGradersRequest\x1a\x1f.headway.v1.ListGradersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,6 +43,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCORERESULT_PARTSENTRY']._serialized_end=473
   _globals['_SCORERESPONSE']._serialized_start=486
   _globals['_SCORERESPONSE']._serialized_end=543
-  _globals['_REWARDSERVICE']._serialized_start=545
-  _globals['_REWARDSERVICE']._serialized_end=622
+  _globals['_VALIDATEREQUEST']._serialized_start=545
+  _globals['_VALIDATEREQUEST']._serialized_end=602
+  _globals['_GRADERFAULT']._serialized_start=604
+  _globals['_GRADERFAULT']._serialized_end=648
+  _globals['_VALIDATERESPONSE']._serialized_start=650
+  _globals['_VALIDATERESPONSE']._serialized_end=730
+  _globals['_LISTGRADERSREQUEST']._serialized_start=732
+  _globals['_LISTGRADERSREQUEST']._serialized_end=752
+  _globals['_GRADERTYPE']._serialized_start=754
+  _globals['_GRADERTYPE']._serialized_end=822
+  _globals['_LISTGRADERSRESPONSE']._serialized_start=824
+  _globals['_LISTGRADERSRESPONSE']._serialized_end=886
+  _globals['_REWARDSERVICE']._serialized_start=889
+  _globals['_REWARDSERVICE']._serialized_end=1117
 # @@protoc_insertion_point(module_scope)

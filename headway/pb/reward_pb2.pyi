@@ -181,3 +181,154 @@ class ScoreResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScoreResponse: _TypeAlias = ScoreResponse  # noqa: Y015
+
+@_typing.final
+class ValidateRequest(_message.Message):
+    """A grader to check."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRADER_JSON_FIELD_NUMBER: _builtins.int
+    ITEM_JSON_FIELD_NUMBER: _builtins.int
+    grader_json: _builtins.str
+    """The grader, JSON."""
+    item_json: _builtins.str
+    """An item of the data, JSON object; empty: only the grader is checked."""
+    def __init__(
+        self,
+        *,
+        grader_json: _builtins.str = ...,
+        item_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grader_json", b"grader_json", "item_json", b"item_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ValidateRequest: _TypeAlias = ValidateRequest  # noqa: Y015
+
+@_typing.final
+class GraderFault(_message.Message):
+    """What is wrong with a key of a grader."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """The key, dotted: grader.graders.right.extract."""
+    message: _builtins.str
+    """For people; names the nearest known key or value."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraderFault: _TypeAlias = GraderFault  # noqa: Y015
+
+@_typing.final
+class ValidateResponse(_message.Message):
+    """What a grader comes to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRADER_JSON_FIELD_NUMBER: _builtins.int
+    FAULTS_FIELD_NUMBER: _builtins.int
+    grader_json: _builtins.str
+    """The grader with all its defaults, JSON; empty where there are faults."""
+    @_builtins.property
+    def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraderFault]:
+        """All that is wrong; none: requests with this grader are taken."""
+
+    def __init__(
+        self,
+        *,
+        grader_json: _builtins.str = ...,
+        faults: _abc.Iterable[Global___GraderFault] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["faults", b"faults", "grader_json", b"grader_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ValidateResponse: _TypeAlias = ValidateResponse  # noqa: Y015
+
+@_typing.final
+class ListGradersRequest(_message.Message):
+    """Nothing to say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListGradersRequest: _TypeAlias = ListGradersRequest  # noqa: Y015
+
+@_typing.final
+class GraderType(_message.Message):
+    """One type of graders."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    type: _builtins.str
+    """Its name, as in a grader's type."""
+    description: _builtins.str
+    """What it does, in a sentence or two."""
+    schema_json: _builtins.str
+    """JSON schema of such a grader."""
+    def __init__(
+        self,
+        *,
+        type: _builtins.str = ...,
+        description: _builtins.str = ...,
+        schema_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "schema_json", b"schema_json", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraderType: _TypeAlias = GraderType  # noqa: Y015
+
+@_typing.final
+class ListGradersResponse(_message.Message):
+    """All types, by name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRADERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def graders(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraderType]:
+        """The types."""
+
+    def __init__(
+        self,
+        *,
+        graders: _abc.Iterable[Global___GraderType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["graders", b"graders"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListGradersResponse: _TypeAlias = ListGradersResponse  # noqa: Y015

@@ -41,6 +41,16 @@ class RewardServiceStub:
                 request_serializer=headway_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=headway_dot_v1_dot_reward__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.Validate = channel.unary_unary(
+                '/headway.v1.RewardService/Validate',
+                request_serializer=headway_dot_v1_dot_reward__pb2.ValidateRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_reward__pb2.ValidateResponse.FromString,
+                _registered_method=True)
+        self.ListGraders = channel.unary_unary(
+                '/headway.v1.RewardService/ListGraders',
+                request_serializer=headway_dot_v1_dot_reward__pb2.ListGradersRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_reward__pb2.ListGradersResponse.FromString,
+                _registered_method=True)
 
 
 class RewardServiceServicer:
@@ -56,6 +66,21 @@ class RewardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Validate(self, request, context):
+        """Checks a grader, and whether an item of the data has what it needs, without scoring.
+        A faulty grader is an answer, not an error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListGraders(self, request, context):
+        """The types of graders that there are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RewardServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -63,6 +88,16 @@ def add_RewardServiceServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=headway_dot_v1_dot_reward__pb2.ScoreRequest.FromString,
                     response_serializer=headway_dot_v1_dot_reward__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Validate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Validate,
+                    request_deserializer=headway_dot_v1_dot_reward__pb2.ValidateRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_reward__pb2.ValidateResponse.SerializeToString,
+            ),
+            'ListGraders': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListGraders,
+                    request_deserializer=headway_dot_v1_dot_reward__pb2.ListGradersRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_reward__pb2.ListGradersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -94,6 +129,60 @@ class RewardService:
             '/headway.v1.RewardService/Score',
             headway_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
             headway_dot_v1_dot_reward__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Validate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.RewardService/Validate',
+            headway_dot_v1_dot_reward__pb2.ValidateRequest.SerializeToString,
+            headway_dot_v1_dot_reward__pb2.ValidateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListGraders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.RewardService/ListGraders',
+            headway_dot_v1_dot_reward__pb2.ListGradersRequest.SerializeToString,
+            headway_dot_v1_dot_reward__pb2.ListGradersResponse.FromString,
             options,
             channel_credentials,
             insecure,

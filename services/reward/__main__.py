@@ -20,6 +20,8 @@ def main(argv: list[str] | None = None) -> int:
     add("--worker-memory-mib", type=_positive(int), default=2048, help="limit for one worker")
     add("--items-per-worker", type=_positive(int), default=20_000, help="then it is replaced")
     add("--max-queued-items", type=_positive(int), default=16_384, help="beyond: refused")
+    add("--cache-items", type=_whole, default=200_000, help="rewards kept by content; 0: none")
+    add("--cache-mib", type=_whole, default=128, help="memory for them")
     namespace = parser.parse_args(argv)
     try:
         settings = service_settings(namespace)
@@ -43,8 +45,17 @@ def main(argv: list[str] | None = None) -> int:
         item_timeout_s=namespace.item_timeout_s,
         max_item_timeout_s=max(300.0, namespace.item_timeout_s),
         max_queued_items=namespace.max_queued_items,
+        max_cached=namespace.cache_items,
+        max_cached_bytes=namespace.cache_mib << 20,
     )
     return run(lambda lifecycle: serve.main(settings, pool, limits, lifecycle))
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    return value
 
 
 def _positive(kind: type[int] | type[float]):  # type: ignore[no-untyped-def]

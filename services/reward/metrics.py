@@ -13,5 +13,14 @@ ITEM_SECONDS = Histogram(
     "headway_reward_item_seconds", "Time of one item in its worker", ["grader"],
     buckets=(1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 10, 60),
 )  # fmt: skip
+QUEUE_SECONDS = Histogram(
+    "headway_reward_queue_seconds", "Time that a batch of items waited for a worker", ["grader"],
+    buckets=(1e-3, 1e-2, 0.1, 1, 10, 60, 300),
+)  # fmt: skip
+CACHE = Counter(
+    "headway_reward_cache_lookups", "Looks for a known reward, by outcome (hit or miss)",
+    ["grader", "outcome"],
+)  # fmt: skip
+CACHED_ITEMS = Gauge("headway_reward_cached_items", "Rewards kept in the cache")
 QUEUED_ITEMS = Gauge("headway_reward_queued_items", "Items accepted and not yet scored")
 WORKER_STARTS = Counter("headway_reward_worker_starts", "Worker processes started", ["reason"])

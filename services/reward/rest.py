@@ -1,4 +1,4 @@
-"""The REST door: POST /v1/score. The same request as gRPC's, with items as objects."""
+"""The REST door: score, validate, graders. The same requests as gRPC's, with items as objects."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Annotated, Any
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from headway.errors import sayable
 from headway.messages import Score
 from headway.schemas import grader_schema
+from headway.web import ErrorAnswer
+from services.reward.checking import grader_types
 from services.reward.scoring import Request, Scorer
 from services.reward.waiting import WireItem
 
@@ -55,10 +58,71 @@ class ScoreAnswer(BaseModel):
     results: list[ScoreResultBody]
 
 
-def add_routes(app: FastAPI, scorer: Scorer) -> None:
-    """Adds POST /v1/score."""
+class ValidateBody(BaseModel):
+    """A grader to check, and an item of the data that it is to fit."""
 
-    @app.post("/v1/score", summary="Score completions")
+    model_config = ConfigDict(extra="forbid")
+
+    grader: Annotated[Any, WithJsonSchema(grader_schema())]
+    item: dict[str, Any] | None = Field(default=None, description="the data set's row")
+
+
+class FaultBody(BaseModel):
+    """What is wrong with a key of a grader; the message names the nearest known one."""
+
+    path: str
+    message: str
+
+
+class ValidateAnswer(BaseModel):
+    """The grader with all its defaults, or null and all its faults."""
+
+    grader: dict[str, Any] | None
+    faults: list[FaultBody]
+
+
+class GraderTypeBody(BaseModel):
+    """A type of graders and the JSON schema of such a grader."""
+
+    type: str
+    description: str
+    json_schema: dict[str, Any] = Field(serialization_alias="schema")
+
+
+class GradersAnswer(BaseModel):
+    """All types."""
+
+    graders: list[GraderTypeBody]
+
+
+_BUSY: dict[int | str, dict[str, Any]] = {
+    429: {"model": ErrorAnswer, "description": "Too much waits; Retry-After says until when"},
+    504: {"model": ErrorAnswer, "description": "Not scored within an hour"},
+}
+
+
+def add_routes(app: FastAPI, scorer: Scorer) -> None:
+    """Adds POST /v1/score, POST /v1/validate and GET /v1/graders."""
+
+    @app.post("/v1/validate", summary="Check a grader without scoring")
+    async def validate(body: ValidateBody) -> ValidateAnswer:
+        verdict = scorer.validate(json.dumps(body.grader), body.item)
+        faults = [
+            FaultBody(path=sayable(fault.path), message=sayable(fault.message))
+            for fault in verdict.faults
+        ]
+        return ValidateAnswer(grader=verdict.grader, faults=faults)
+
+    @app.get("/v1/graders", summary="The types of graders")
+    async def graders() -> GradersAnswer:
+        return GradersAnswer(
+            graders=[
+                GraderTypeBody(type=t.type, description=t.description, json_schema=t.schema)
+                for t in grader_types()
+            ]
+        )
+
+    @app.post("/v1/score", summary="Score completions", responses=_BUSY)
     async def score(body: ScoreBody) -> ScoreAnswer:
         items = [_wire_item(item) for item in body.items]
         grader_json = json.dumps(body.grader)

@@ -11,22 +11,28 @@ import asyncio
 import hashlib
 import json
 import math
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Any
 
-from headway.errors import Conflict, DeadlineExceeded, InvalidSpec, NoCapacity, Unavailable
-from headway.graders import GraderSpec, parse_grader_json
+from headway.errors import Conflict, DeadlineExceeded, InvalidSpec, Overloaded, Unavailable
+from headway.graders import GraderSpec
 from headway.messages import Score
 from headway.waits import Wait
 from services.reward import metrics
-from services.reward.waiting import Batch, Interest, WireItem, split, units_of
+from services.reward.cache import GraderCache, ScoreCache
+from services.reward.checking import Verdict, accepted, verdict_of
+from services.reward.pace import Rate
+from services.reward.waiting import Batch, Interest, Unit, WireItem, split, units_of
 from services.reward.workers import WorkerPool
 
 # Items a batch: shared out evenly over the workers, but large enough to stay cheap and small
 # enough that jobs take turns.
 _SMALLEST_BATCH, _LARGEST_BATCH = 16, 64
+# When a full queue says to ask again; _HINT_S where nothing has been measured.
+_SHORTEST_HINT_S, _HINT_S, _LONGEST_HINT_S = 0.1, 1.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,8 @@ class ServiceLimits:
     max_queued_bytes: int = 256 << 20
     max_request_s: float = 3600.0
     max_remembered: int = 200_000  # results kept for repeated request ids
+    max_cached: int = 200_000  # rewards kept by content; 0: none
+    max_cached_bytes: int = 128 << 20
 
     @property
     def max_wire_bytes(self) -> int:
@@ -67,6 +75,10 @@ class Scorer:
         self._limits = limits
         self._known: OrderedDict[str, _Evaluation] = OrderedDict()
         self._num_remembered = 0
+        self._cache = ScoreCache(limits.max_cached, limits.max_cached_bytes)
+        self._rate = Rate(time.monotonic)
+        self._queued_items = 0
+        self._queued_bytes = 0
         self._running: set[_Evaluation] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -76,7 +88,7 @@ class Scorer:
         """One score an item, in order.
 
         InvalidSpec for a faulty grader or request, Conflict for a request id used for
-        something else, NoCapacity when the queue is full, DeadlineExceeded.
+        something else, Overloaded when the queue is full, DeadlineExceeded.
         """
         outcome = "error"
         try:
@@ -88,11 +100,15 @@ class Scorer:
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise
-        except (InvalidSpec, Conflict, NoCapacity, DeadlineExceeded) as error:
+        except (InvalidSpec, Conflict, Overloaded, DeadlineExceeded) as error:
             outcome = error.kind
             raise
         finally:
             metrics.REQUESTS.labels(outcome).inc()
+
+    def validate(self, grader_json: str, item: Mapping[str, Any] | None) -> Verdict:
+        """What a request with this grader would come to, and an item of the data with it."""
+        return verdict_of(grader_json, item, self._limits.max_item_timeout_s)
 
     def waits(self) -> list[Wait]:
         """Its oldest request of each job, and how much is queued behind it."""
@@ -102,11 +118,10 @@ class Scorer:
             known = oldest.setdefault(evaluation.job_id, evaluation)
             if evaluation.began_at < known.began_at:
                 oldest[evaluation.job_id] = evaluation
-        queued = sum(evaluation.num_left for evaluation in self._running)
         return [
             Wait(
                 "queue",
-                f"scores {queued} items of {len(self._running)} requests with"
+                f"scores {self._queued_items} items of {len(self._running)} requests with"
                 f" {self._pool.num_ready} workers; the oldest has {evaluation.num_left} of"
                 f" {evaluation.num_items} items left ({evaluation.kind})",
                 now - evaluation.began_at,
@@ -139,21 +154,21 @@ class Scorer:
     def _begin(self, request: Request) -> _Evaluation:
         if self.draining:
             raise Unavailable("the reward service is stopping: ask another one")
-        limits, grader = self._limits, _parsed(request.grader_json)
+        limits = self._limits
+        grader = accepted(request.grader_json, limits.max_item_timeout_s)
         timeout_s = grader.timeout_s or limits.item_timeout_s
-        if timeout_s > limits.max_item_timeout_s:
-            raise InvalidSpec(
-                f"grader.timeout_s {timeout_s:g} exceeds this service's limit of"
-                f" {limits.max_item_timeout_s:g} s"
-            )
         size = sum(item.size for item in request.items)
         self._check_size(len(request.items), size)
         evaluation = _Evaluation(self, request, grader.type, size)
         if request.request_id:
             self._known[request.request_id] = evaluation
         self._running.add(evaluation)
+        self._queued_items += evaluation.num_items
+        self._queued_bytes += size
         self._idle.clear()
-        self._measure()
+        self._rate.busy()
+        metrics.QUEUED_ITEMS.set(self._queued_items)
+        evaluation.use(self._cache.of(grader))
         evaluation.submit(self._pool, grader, timeout_s, limits)
         return evaluation
 
@@ -163,17 +178,27 @@ class Scorer:
             raise InvalidSpec(f"{num_items} items: one request takes at most {limits.max_items}")
         if size > limits.max_request_bytes:
             raise InvalidSpec(f"{size} bytes: one request takes {limits.max_request_bytes}")
-        waiting = sum(e.num_left for e in self._running)
-        waiting_bytes = sum(e.size for e in self._running)
-        full = (
-            waiting + num_items > limits.max_queued_items
-            or waiting_bytes + size > limits.max_queued_bytes
-        )
-        if full and self._running:
-            raise NoCapacity(
-                f"{waiting} items wait for a grader worker and {num_items} more do not fit:"
-                " try again later, or start another reward service"
+        beyond = self._queued_items + num_items - limits.max_queued_items
+        beyond_bytes = self._queued_bytes + size - limits.max_queued_bytes
+        if self._running and (beyond > 0 or beyond_bytes > 0):
+            share = self._queued_items * min(1.0, max(0, beyond_bytes) / (self._queued_bytes or 1))
+            hint_s = self._hint_s(max(beyond, share))
+            raise Overloaded(
+                f"{self._queued_items} items wait for a grader worker and {num_items} more do not"
+                f" fit: try again in {hint_s:.1f} s, or start another reward service",
+                hint_s,
             )
+
+    def _hint_s(self, num_items: float) -> float:
+        """Seconds until so many items have been scored, as measured."""
+        rate = self._rate.per_s()
+        hint_s = num_items / rate if rate else _HINT_S
+        return min(max(hint_s, _SHORTEST_HINT_S), _LONGEST_HINT_S)
+
+    def delivered(self) -> None:
+        """Called for each item that is scored."""
+        self._queued_items -= 1
+        self._rate.finished()
 
     async def _wait(self, evaluation: _Evaluation, timeout_s: float) -> tuple[Score, ...]:
         evaluation.num_waiting += 1
@@ -194,9 +219,12 @@ class Scorer:
     def ended(self, evaluation: _Evaluation) -> None:
         """Called once when an evaluation is complete or cancelled."""
         self._running.discard(evaluation)
+        self._queued_items -= evaluation.num_left
+        self._queued_bytes -= evaluation.size
         if not self._running:
             self._idle.set()
-        self._measure()
+            self._rate.idle()
+        metrics.QUEUED_ITEMS.set(self._queued_items)
         if not evaluation.request_id:
             return
         if evaluation.future.cancelled():
@@ -210,9 +238,6 @@ class Scorer:
                 del self._known[request_id]
                 self._num_remembered -= old.num_items
 
-    def _measure(self) -> None:
-        metrics.QUEUED_ITEMS.set(sum(e.num_left for e in self._running))
-
 
 class _Evaluation:
     """One request being scored, or its remembered answer."""
@@ -223,6 +248,8 @@ class _Evaluation:
         self.kind = kind
         self.began_at = asyncio.get_running_loop().time()
         self._interest = Interest()
+        self._cache: GraderCache | None = None
+        self._keys: dict[int, bytes] = {}  # under which the rewards of positions are to be kept
         self._outcomes: Counter[str] = Counter()
         self._seconds = metrics.ITEM_SECONDS.labels(kind)
         self._scores: list[Score | None] = [None] * len(request.items)
@@ -235,6 +262,10 @@ class _Evaluation:
         self.num_waiting = 0
         self.future: asyncio.Future[tuple[Score, ...]] = asyncio.get_running_loop().create_future()
 
+    def use(self, cache: GraderCache | None) -> None:
+        """Before `submit`: rewards that are known are taken from there, and new ones kept."""
+        self._cache = cache
+
     def submit(
         self, pool: WorkerPool, grader: GraderSpec, timeout_s: float, limits: ServiceLimits
     ) -> None:
@@ -243,7 +274,8 @@ class _Evaluation:
         for unit in units_of(self._items, grader.whole_group()):
             largest = max(item.size for _, item in unit)
             if largest <= limits.max_item_bytes:
-                fitting.append(unit)
+                if not self._is_known(unit):
+                    fitting.append(unit)
                 continue
             message = f"{largest} characters; an item has at most {limits.max_item_bytes}"
             for position, _ in unit:
@@ -263,13 +295,32 @@ class _Evaluation:
         self.future.cancel()
         self._scorer.ended(self)
 
+    def _is_known(self, unit: Unit) -> bool:
+        """Whether the unit, one item, has been scored before; its reward is delivered then."""
+        if self._cache is None:
+            return False
+        position, item = unit[0]
+        key = self._cache.key(item)
+        score = self._cache.get(key)
+        if score is None:
+            self._keys[position] = key
+            return False
+        self._settle(position, score)
+        return True
+
     def _deliver(self, position: int, score: Score) -> None:
         if self.future.done():
             return
-        self._outcomes[score.error_kind or "ok"] += 1
         self._seconds.observe(score.duration_s)
+        if self._cache is not None and position in self._keys:
+            self._cache.put(self._keys.pop(position), score)
+        self._settle(position, score)
+
+    def _settle(self, position: int, score: Score) -> None:
+        self._outcomes[score.error_kind or "ok"] += 1
         self._scores[position] = score
         self.num_left -= 1
+        self._scorer.delivered()
         if self.num_left == 0:
             self._complete()
 
@@ -278,11 +329,6 @@ class _Evaluation:
             metrics.ITEMS.labels(self.kind, outcome).inc(count)
         self.future.set_result(tuple(score for score in self._scores if score is not None))
         self._scorer.ended(self)
-
-
-@lru_cache(maxsize=256)
-def _parsed(grader_json: str) -> GraderSpec:
-    return parse_grader_json(grader_json)
 
 
 def _digest(request: Request) -> bytes:

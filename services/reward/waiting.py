@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -78,12 +79,19 @@ class Batch:
     interest: Interest
     retried: frozenset[Unit] = field(default=frozenset())  # crashed a worker once
     num_failed_preparations: int = 0
+    queued_at: float = field(default_factory=time.monotonic)
 
 
 class FairQueue:
-    """First in, first out within a job; one batch a job in turn."""
+    """First in, first out within a job; one batch a job in turn.
 
-    def __init__(self) -> None:
+    A batch that would hold a worker for long is given out in pieces, so that the jobs' turns
+    are about as long as each other, whatever their graders do.
+    """
+
+    def __init__(self, num_items: Callable[[str, str], int] | None = None) -> None:
+        """`num_items`: how many items of (job, grader) a piece has at most; None: all."""
+        self._num_items = num_items
         self._jobs: OrderedDict[str, deque[Batch]] = OrderedDict()
         self._filled = asyncio.Event()
 
@@ -107,10 +115,20 @@ class FairQueue:
                 self._filled.clear()
                 await self._filled.wait()
             job_id, waiting = next(iter(self._jobs.items()))
-            batch = waiting.popleft()
+            batch, rest = self._cut(waiting.popleft())
+            if rest is not None:
+                waiting.appendleft(rest)
             if waiting:
                 self._jobs.move_to_end(job_id)
             else:
                 del self._jobs[job_id]
             if not batch.interest.cancelled:
                 return batch
+
+    def _cut(self, batch: Batch) -> tuple[Batch, Batch | None]:
+        """What is given out of a batch, and what is left of it."""
+        if self._num_items is None:
+            return batch, None
+        first, *more = split(batch.units, self._num_items(batch.job_id, batch.grader["type"]))
+        left = tuple(unit for run in more for unit in run)
+        return replace(batch, units=first), replace(batch, units=left) if left else None

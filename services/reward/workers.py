@@ -17,6 +17,7 @@ from headway.errors import Unavailable
 from headway.messages import Score
 from headway.telemetry import get_logger
 from services.reward import metrics
+from services.reward.pace import Pace
 from services.reward.waiting import Batch, FairQueue, Unit
 from services.reward.worker import Worker, WorkerDied
 
@@ -43,7 +44,8 @@ class WorkerPool:
 
     def __init__(self, settings: PoolSettings) -> None:
         self._settings = settings
-        self._queue = FairQueue()
+        self._pace = Pace()
+        self._queue = FairQueue(self._pace.num_items)
         self._workers: dict[int, Worker] = {}
 
     @property
@@ -89,13 +91,21 @@ class WorkerPool:
             if not self._workers[slot].alive:
                 await self._replace(slot, "died")
             worker = self._workers[slot]
-            reason, left = await _Round(worker, batch, self._settings.start_timeout_s).play()
+            waited_s = time.monotonic() - batch.queued_at
+            metrics.QUEUE_SECONDS.labels(batch.grader["type"]).observe(waited_s)
+            scored, turn = worker.num_scored, _Round(worker, batch, self._settings.start_timeout_s)
+            reason, left = await turn.play()
+            self._measure(batch, turn.spent_s(), worker.num_scored - scored)
             if left is not None:
                 self._queue.put_back(left, _RETRIED_BATCH)
             if not reason and worker.num_scored >= self._settings.items_per_worker:
                 reason = "recycled"
             if reason:
                 await self._replace(slot, reason)
+
+    def _measure(self, batch: Batch, spent_s: float, num_scored: int) -> None:
+        if num_scored or spent_s >= batch.timeout_s:
+            self._pace.measured(batch.job_id, batch.grader["type"], spent_s / max(num_scored, 1))
 
     async def _replace(self, slot: int, reason: str) -> None:
         old = self._workers.pop(slot, None)
@@ -125,6 +135,11 @@ class _Round:
         self._worker = worker
         self._batch = batch
         self._prepare_timeout_s = prepare_timeout_s
+        self._prepared_at: float | None = None
+
+    def spent_s(self) -> float:
+        """Seconds since the grader was loaded."""
+        return 0.0 if self._prepared_at is None else time.monotonic() - self._prepared_at
 
     async def play(self) -> tuple[str, Batch | None]:
         """Why the worker must be replaced (empty: it is fine), and what is left to score."""
@@ -139,6 +154,7 @@ class _Round:
         if "prepared" not in answer:
             self._fail_all("internal", str(answer.get("unusable", "the grader did not load")))
             return "", None
+        self._prepared_at = time.monotonic()
         for done in range(len(self._batch.units)):
             if self._batch.interest.cancelled:
                 return "cancelled", None

@@ -121,7 +121,7 @@ async def _scores(
         except (Unavailable, NoCapacity) as error:
             # the client has waited between its own tries
             log.warning("no scores yet: %s", error, extra={"job_id": job_id})
-            await asyncio.sleep(_FIRST_PAUSE_S)
+            await asyncio.sleep(error.retry_after_s or _FIRST_PAUSE_S)
         except HeadwayError as error:
             log.warning("scoring failed: %s", error, extra={"job_id": job_id})
             return (Score(None, error_kind=error.kind, error_message=str(error)),) * len(items)

@@ -87,8 +87,8 @@ async def test_a_full_queue_refuses_and_the_client_waits_for_room(hostile, tmp_p
         body = {"grader": spec, "items": [{"completion": "x"}] * 2}
         async with httpx.AsyncClient() as http:
             full = await http.post(server.http_address + "/v1/score", json=body)
-        assert full.status_code == 503
-        assert full.json()["error"]["kind"] == "no_capacity"
+        assert full.status_code == 429
+        assert full.json()["error"]["kind"] == "overloaded"
         patient = RewardClient([server.address], patience_s=60.0)
         waiting = asyncio.create_task(patient.score("w", "b", spec, items({}, {}), 60.0))
         await asyncio.wait([waiting], timeout=0.3)
@@ -115,8 +115,47 @@ async def test_jobs_take_turns(hostile, tmp_path):
         await until(lambda: len(server.scorer._running) == 3)
         gate.touch()
         await asyncio.gather(held, big, small)
-    # One batch of the big job (64 items) goes first; the small one is next, not last.
-    assert log.read_text().splitlines().index("small") == 1 + 64
+    # One piece of the big job goes first, short since nothing is known of it; the small one is
+    # next, not last.
+    assert log.read_text().splitlines().index("small") == 1 + 8
+
+
+async def test_ten_thousand_items_delay_a_small_request_by_one_turn(hostile, tmp_path):
+    log, gate = tmp_path / "log", tmp_path / "gate"
+    spec = {"type": "hostile", "log": str(log)}
+    many = [ScoreItem(None, f"big{i}", {}) for i in range(2500)]
+    many[100] = ScoreItem(None, "big100", {"do": "wait_for", "file": str(gate)})
+    async with service(hostile) as (server, client):
+        big = [asyncio.create_task(client.score("", "big", spec, many, 30.0)) for _ in range(4)]
+        await until(lambda: log.exists() and len(log.read_text().splitlines()) > 100)
+        small = client.score("", "small", spec, [ScoreItem(None, "small", {})] * 8, 30.0)
+        scoring = asyncio.create_task(small)
+        await until(lambda: len(server.scorer._running) == 5)
+        before = len(log.read_text().splitlines())
+        gate.touch()
+        assert [s.reward for s in await scoring] == [1.0] * 8
+        order = log.read_text().splitlines()
+        assert sum(map(len, await asyncio.gather(*big))) == 10_000
+    # What the worker holds ends first, the big job may have had its next turn, then it is the
+    # small one's.
+    assert order.index("small") - before <= 2 * 64
+    assert [line for line in order[order.index("small") :][:8]] == ["small"] * 8
+
+
+async def test_slow_items_are_given_out_one_by_one(hostile, tmp_path):
+    """A batch of slow items is no longer in time than a batch of quick ones."""
+    log = tmp_path / "log"
+    spec = {"type": "hostile", "log": str(log)}
+    slow = [ScoreItem(None, f"slow{i}", {"do": "nap"}) for i in range(40)]
+    async with service(hostile) as (server, client):
+        big = asyncio.create_task(client.score("", "slow", spec, slow, 30.0))
+        await until(lambda: log.exists() and len(log.read_text().splitlines()) > 12)
+        small = [ScoreItem(None, "small", {})]
+        await client.score("", "small", spec, small, 30.0)
+        order = log.read_text().splitlines()
+        assert [s.reward for s in await big] == [1.0] * 40
+        assert server.pool._pace.num_items("slow", "hostile") < 8
+    assert order.index("small") < 12 + 10
 
 
 async def test_work_that_nobody_waits_for_is_dropped(hostile, tmp_path):
