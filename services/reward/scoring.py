@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headway.errors import Conflict, DeadlineExceeded, InvalidSpec, Overloaded, Unavailable
+from headway.errors import Conflict, DeadlineExceeded, InvalidSpec, TooMany, Unavailable
 from headway.graders import GraderSpec
 from headway.messages import Score
 from headway.waits import Wait
@@ -88,7 +88,7 @@ class Scorer:
         """One score an item, in order.
 
         InvalidSpec for a faulty grader or request, Conflict for a request id used for
-        something else, Overloaded when the queue is full, DeadlineExceeded.
+        something else, TooMany when the queue is full, DeadlineExceeded.
         """
         outcome = "error"
         try:
@@ -100,7 +100,7 @@ class Scorer:
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise
-        except (InvalidSpec, Conflict, Overloaded, DeadlineExceeded) as error:
+        except (InvalidSpec, Conflict, TooMany, DeadlineExceeded) as error:
             outcome = error.kind
             raise
         finally:
@@ -183,7 +183,7 @@ class Scorer:
         if self._running and (beyond > 0 or beyond_bytes > 0):
             share = self._queued_items * min(1.0, max(0, beyond_bytes) / (self._queued_bytes or 1))
             hint_s = self._hint_s(max(beyond, share))
-            raise Overloaded(
+            raise TooMany(
                 f"{self._queued_items} items wait for a grader worker and {num_items} more do not"
                 f" fit: try again in {hint_s:.1f} s, or start another reward service",
                 hint_s,

@@ -134,7 +134,7 @@ async def test_a_full_queue_says_when_to_ask_again(hostile, tmp_path):
         for door, status in zip(doors, ("RESOURCE_EXHAUSTED", 429), strict=True):
             with pytest.raises(Refused) as refused:
                 await door.score(spec, [{"completion": "y"}] * 2)
-            assert (refused.value.status, refused.value.kind) == (status, "overloaded")
+            assert (refused.value.status, refused.value.kind) == (status, "too_many")
             assert refused.value.retry_after_s == 1.0  # nothing has been measured
             assert "try again in 1.0 s" in refused.value.message
         gate.touch()

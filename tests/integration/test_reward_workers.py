@@ -88,7 +88,7 @@ async def test_a_full_queue_refuses_and_the_client_waits_for_room(hostile, tmp_p
         async with httpx.AsyncClient() as http:
             full = await http.post(server.http_address + "/v1/score", json=body)
         assert full.status_code == 429
-        assert full.json()["error"]["kind"] == "overloaded"
+        assert full.json()["error"]["kind"] == "too_many"
         patient = RewardClient([server.address], patience_s=60.0)
         waiting = asyncio.create_task(patient.score("w", "b", spec, items({}, {}), 60.0))
         await asyncio.wait([waiting], timeout=0.3)
