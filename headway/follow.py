@@ -156,7 +156,11 @@ def _nap(interrupted: Callable[[], int], give_up: float | None) -> None:
 
 
 def open_view(total_steps: int) -> Deaf:
-    """Bars where stdout is a terminal, plain lines elsewhere."""
+    """Bars where stdout is a terminal, plain lines elsewhere; without steps, of prompts."""
+    if not total_steps:
+        from headway.follow_eval import open_eval_view
+
+        return open_eval_view()
     if sys.stdout.isatty():
         from headway.follow_live import LiveView
 

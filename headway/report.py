@@ -15,6 +15,7 @@ from headway.errors import NotFound
 from headway.report_data import Row, RunData, number_of, read_run, sample_lines
 from headway.report_style import STYLE
 from headway.report_svg import Band, Series, finite, line_chart, nice, stack_chart
+from headway.report_validation import validation_charts
 from headway.whole_file import write_whole
 
 _SAMPLES_A_STEP = 6
@@ -79,6 +80,7 @@ def _charts(run: RunData) -> list[str]:
     eta = number_of(_at(run.job, "algorithm", "max_policy_lag"))
     return [
         line_chart("Reward", steps, lines(("mean", reward_key)), band=spread),
+        *validation_charts(run),
         *_reward_parts(run),
         line_chart(
             "Response length (tokens)", steps, lines(("mean", "response_length/mean")), lengths

@@ -44,7 +44,7 @@ def test_the_command_page_has_every_option(name):
 def test_examples_are_jobs(path):
     job = load_job(path)
     assert job.name == path.stem
-    lag = {"lora": 2, "ppo": 2, "quickstart": 2, "synchronous": 0}
+    lag = {"eval": 2, "lora": 2, "ppo": 2, "quickstart": 2, "synchronous": 0}
     assert job.algorithm.max_policy_lag == lag[path.stem]
 
 

@@ -193,6 +193,28 @@ def test_parts_of_a_composed_reward_have_their_own_chart(tmp_path):
     assert "format <b>0.75</b>" in page
 
 
+def test_validations_have_charts_over_the_steps_that_were_evaluated(tmp_path):
+    folder = run_folder(tmp_path / "run")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        if row["step"] in (5, 10):
+            row["val-core/a/b/reward/mean@4"] = row["step"] / 10
+            row["val-core/other/reward/mean@4"] = 0.25
+            row["val-core/other/reward/best@4/mean"] = 0.3
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = write_report(folder).read_text()
+    (figure,) = re.findall(r"<figure><h3>Validation: mean@4</h3>.*?</figure>", page)
+    assert "best@4" not in page
+    first, second = re.findall(r'<polyline class="s\d line" points="([^"]*)"', figure)
+    # steps 5 and 10 span the whole axis: one line from edge to edge, nothing missing between
+    assert [point.split(",")[0] for point in first.split()] == [
+        f"{LEFT:.1f}",
+        f"{WIDTH - RIGHT:.1f}",
+    ]
+    assert len({point.split(",")[1] for point in second.split()}) == 1
+    assert "a/b <b>1</b>" in figure and "other <b>0.25</b>" in figure
+
+
 def test_stacked_bars_add_up():
     chart = stack_chart("t", [1, 2], [Series("a", [1, None], "s1"), Series("b", [3, 2], "s2")])
     heights = [
