@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from headway.errors import Fault, InvalidSpec
-from headway.graders.answers import Numeric
+from headway.graders.answers import Gsm8k, Math, MultipleChoice, Numeric
 from headway.graders.code import Code
 from headway.graders.combined import Formula, Gate, Sum
 from headway.graders.gym import ReasoningGym
@@ -33,6 +33,9 @@ GRADERS: dict[str, type[GraderSpec]] = {
     "length": Length,
     "overlong": Overlong,
     "numeric": Numeric,
+    "math": Math,
+    "gsm8k": Gsm8k,
+    "multiple_choice": MultipleChoice,
     "reasoning_gym": ReasoningGym,
     "code": Code,
     "sum": Sum,

@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from services.reward.grading.numeric import last_tag
+from services.reward.grading.marks import last_tag
 from services.reward.grading.outcome import BadInput, Graded, checked_reward
 from services.reward.grading.sample import Grade, text_of
 

@@ -7,20 +7,16 @@ date, an ellipsis) counts as unreadable: a wrong 1 is worse than a 0.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+
+from services.reward.grading.characters import plain_characters
+from services.reward.grading.marks import closing_brace
+from services.reward.grading.units import CURRENCIES, Unit, is_unit, read_unit
 
 _MAX_DIGITS = 1000
 _MAX_EXPONENT = 1000
 
-_CHARACTERS = str.maketrans(
-    {
-        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},  # full-width digits
-        "\u2212": "-", "\uff0d": "-", "\ufe63": "-", "\uff0b": "+", "\uff0e": ".", "\uff0c": ",",
-        "\u00a0": " ", "\u202f": " ", "\u2009": " ", "\uff05": "%", "\u2044": "/", "\uff1a": ":",
-        "½": " 1/2", "⅓": " 1/3", "⅔": " 2/3", "¼": " 1/4", "¾": " 3/4", "⅕": " 1/5", "⅛": " 1/8",
-    }
-)  # fmt: skip
 _FRAC = re.compile(
     r"(?P<sign>[-+]\s*)?\\[dtc]?frac\s*(?:\{\s*(?P<a>-?\d+)\s*\}|(?P<a1>\d))"
     r"\s*(?:\{\s*(?P<b>\d+)\s*\}|(?P<b1>\d))"
@@ -33,7 +29,8 @@ _REWRITES = [
     (re.compile(r"\{,\}|(?<=\d)\\[ ,;:!](?=\d{3})"), ","),
     (re.compile(r"\\[ ,;:!]|\\q?quad\b"), " "),
     (re.compile(r"\^\s{0,3}(?:\{\s{0,3})?\\circ\b(?:\s{0,3}\})?|\\degree\b"), "°"),
-    (re.compile(r"\b(k?m|cm|mm|ft|mi|yd|in)\s?\}?\s?(?:\^\s?\{?[23]\}?|[²³])"), r" \1 "),  # areas
+    (re.compile(r"\b(k?m|cm|mm|ft|mi|yd|in)\s?\}?\s?\^\s?\{?2\}?"), r" \1² "),
+    (re.compile(r"\b(k?m|cm|mm|ft|mi|yd|in)\s?\}?\s?\^\s?\{?3\}?"), r" \1³ "),
     (re.compile(r"\\(?:times|cdot)\b"), "×"),
     (re.compile(r"\\sqrt\b"), "√"),
     (re.compile(r"\\(?:pm|mp)\b"), "±"),
@@ -43,6 +40,16 @@ _REWRITES = [
     (re.compile(r"\\([$%#])"), r"\1"),
     (re.compile(r"\bper ?cent\b", re.IGNORECASE), "%"),
 ]
+_REPEATED = re.compile(
+    r"(?<![\d.])(\d*)\.(?:(\d*)\s?(?:\\(?:overline|bar|dot)\s?\{?(\d{1,99})\}?|\((\d{1,99})\)(?!\d))"
+    r"|(\d{2,99})\s?(?:…|\\[lc]?dots\b|\.\.\.+))",
+    re.ASCII,
+)
+_UNIT_AFTER = re.compile(
+    r"\s?\\?\{?\s?([A-Za-z°¢€£¥₹]+[²³]?(?:\s?/\s?[A-Za-z]+|\s+per\s+[A-Za-z]+)?"
+    r"|(?:square|cubic) [A-Za-z]+)"
+)
+_LONE_UNITS = frozenset("mghslL°¢€£¥₹")
 # Nothing in here has a rewrite; most short answers are of this kind.
 _PLAIN = re.compile(r"[A-Za-z0-9 ,.;:'\"()\n$*=?+-]*")
 _TOKEN = re.compile(
@@ -67,6 +74,28 @@ _UNARY_GAP = re.compile(r"[=(:{$→]\s*([-+]) \Z")
 _JUNK = re.compile(r"(?:\s*\^\s*(?:[+-]?\w+)?|\s*\*\*\s*\d+|[:/.]\d[\d:/.]*|[xX][0-9A-Fa-f]+)*")
 
 
+def repeating_decimal(whole: str, fixed: str, block: str) -> Fraction:
+    """0.1666… is ("0", "1", "6"): exactly 1/6."""
+    start = Fraction(int((whole or "0") + fixed), 10 ** len(fixed))
+    return start + Fraction(int(block), (10 ** len(block) - 1) * 10 ** len(fixed))
+
+
+def repeated_block(decimals: str) -> tuple[str, str] | None:
+    """What comes before and what repeats in decimals that go on; None where nothing clearly does.
+
+    One digit must stand three times at the end, a longer block twice.
+    """
+    for size in range(1, min(len(decimals) // 2, 30) + 1):
+        times = 3 if size == 1 else 2
+        block = decimals[-size:]
+        if len(decimals) >= size * times and decimals.endswith(block * times):
+            rest = decimals
+            while rest.endswith(block):
+                rest = rest[:-size]
+            return rest, block
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Number:
     """One number of a text: its exact value (None: unreadable) and whether a % follows."""
@@ -75,13 +104,20 @@ class Number:
     percent: bool
     start: int
     end: int
+    unit: Unit | None = None
 
 
 def clean(text: str) -> str:
     """The text with look-alike characters and LaTeX spellings made plain."""
-    if _PLAIN.fullmatch(text) and "..." not in text and "cent" not in text.lower():
+    if (
+        _PLAIN.fullmatch(text)
+        and "..." not in text
+        and ".(" not in text
+        and "cent" not in text.lower()
+    ):
         return text
-    text = _FRAC.sub(_plain_fraction, text.translate(_CHARACTERS))
+    text = _FRAC.sub(_plain_fraction, plain_characters(text))
+    text = _REPEATED.sub(_repeated, text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     return text
@@ -96,6 +132,22 @@ def find_numbers(text: str) -> list[Number]:
         found.append(number)
         position = number.end
     return found
+
+
+def with_unit(text: str, number: Number) -> Number:
+    """The number with the measure or currency that stands at it in its cleaned text, if any."""
+    before = text[max(0, number.start - 3) : number.start].strip()
+    unit = read_unit(before[-1]) if before and before[-1] in CURRENCIES else None
+    if unit is None and (match := _UNIT_AFTER.match(text, number.end)):
+        words = match[1]
+        first = re.split(r"[ /²³]", words)[0]
+        square = first in ("square", "cubic")
+        if square or (
+            is_unit(first) and first != "in" and (len(first) > 1 or first in _LONE_UNITS)
+        ):
+            unit = read_unit(words)
+            unit = None if unit is not None and unit.words else unit
+    return number if unit is None else replace(number, unit=unit)
 
 
 def _read(text: str, token: re.Match[str]) -> Number:
@@ -161,21 +213,21 @@ def _skip(text: str, end: int) -> int:
             end = len(text) if close is None else close + 1
 
 
-def closing_brace(text: str, opening: int) -> int | None:
-    """Where the brace at `opening` is closed; None when it never is."""
-    depth = 0
-    for brace in re.finditer(r"\\[{}]|[{}]", text[opening:]):
-        if len(brace.group()) == 1:
-            depth += 1 if brace.group() == "{" else -1
-            if depth == 0:
-                return opening + brace.start()
-    return None
-
-
 def _ratio(above: str, below: str) -> Fraction | None:
     if max(len(above), len(below)) > _MAX_DIGITS or int(below) == 0:
         return None
     return Fraction(int(above), int(below))
+
+
+def _repeated(match: re.Match[str]) -> str:
+    whole, fixed, block = match[1], match[2] or "", match[3] or match[4]
+    if block is None:
+        found = repeated_block(match[5])
+        if found is None:
+            return match[0]
+        fixed, block = found
+    value = repeating_decimal(whole[-50:], fixed[-50:], block)
+    return f"{value.numerator}/{value.denominator}" if len(whole + fixed) < 50 else match[0]
 
 
 def _plain_fraction(match: re.Match[str]) -> str:

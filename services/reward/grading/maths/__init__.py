@@ -1,0 +1,1 @@
+"""How an answer written in LaTeX or plain notation is read and compared with another."""

@@ -1,0 +1,448 @@
+"""One expression of a tidied text as a sympy value, read so that it cannot run away.
+
+Our own reader, since math-verify's takes `2(3)` for 5, `1 2` for 3, `0.35` for a binary
+float and `\\binom{1000000}{500000}` for something to compute at once. It knows the notation
+of answers: numbers, letters with indices, + - * / ^, fractions, roots, functions,
+factorials, absolute values. What it does not know is `Unreadable`, never a guess; a
+number of more digits than `MAX_DIGITS` is `TooLarge` before anything is computed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import sympy
+
+from services.reward.grading.numbers import repeated_block, repeating_decimal
+
+MAX_DIGITS = 100_000  # all numbers of one expression together
+_MAX_ROOT_DIGITS = 300  # sympy looks for factors under a root
+_MAX_TOKENS = 1500
+_MAX_DEPTH = 60
+_MAX_FACTORIAL = 2000
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>\d+(?:\.\d*)?|\.\d+)|(?P<command>\\[A-Za-z]+)|(?P<other>[^\s]))", re.ASCII
+)
+_REPEATING = re.compile(
+    r"(\d*)\.(\d*)(?:\s*(?:\\overline|\\bar|\\dot)\s*\{?\s*(\d+)\s*\}?|\((\d+)\))", re.ASCII
+)
+_GOES_ON = re.compile(r"(\d*)\.(\d+)\s*…")
+# Words run together are no product of their letters.
+_PROSE = re.compile(
+    r"(?<![\\A-Za-z])(?:[A-Za-z]{4,}|[A-Za-z]{2,} +[A-Za-z](?![A-Za-z]*[({_])"
+    r"|[A-Za-z] +[A-Za-z]{2,})"
+)
+_GREEK_NAMES = """
+    alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon
+    phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar
+"""
+_GREEK = frozenset(_GREEK_NAMES.split())
+_ACCENTS = frozenset({"\\bar", "\\overline", "\\hat", "\\vec", "\\tilde", "\\dot"})
+# A logarithm without a base is taken to some base that nobody knows: ln or lg, it depends.
+_SOME_BASE = sympy.Symbol("log_base", positive=True)
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "sin": sympy.sin, "cos": sympy.cos, "tan": sympy.tan, "cot": sympy.cot, "sec": sympy.sec,
+    "csc": sympy.csc, "arcsin": sympy.asin, "arccos": sympy.acos, "arctan": sympy.atan,
+    "asin": sympy.asin, "acos": sympy.acos, "atan": sympy.atan, "sinh": sympy.sinh,
+    "cosh": sympy.cosh, "tanh": sympy.tanh, "ln": sympy.log, "exp": sympy.exp, "abs": sympy.Abs,
+    "lg": lambda value: sympy.log(value) / sympy.log(10),
+    "log": lambda value: sympy.log(value) * _SOME_BASE,
+}  # fmt: skip
+_INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
+_CLOSING = {"(": ")", "[": "]", "{": "}", "|": "|", "⌊": "⌋", "⌈": "⌉"}
+
+
+class Unreadable(Exception):
+    """Not an expression that this module knows."""
+
+
+class TooLarge(Exception):
+    """An expression whose value nobody should compute."""
+
+
+def read_expression(text: str) -> sympy.Expr:
+    """The value. Unreadable or TooLarge when there is none to be had."""
+    if _PROSE.search(text):
+        raise Unreadable("prose")
+    try:
+        return _Reader(text).whole()
+    except (RecursionError, ValueError, TypeError, ArithmeticError, AttributeError) as error:
+        raise Unreadable(str(error)[:200]) from None
+
+
+class _Reader:
+    """Recursive descent; every power and factorial is sized before it is computed."""
+
+    def __init__(self, text: str) -> None:
+        self._values: list[Fraction] = []
+        self._budget = MAX_DIGITS
+        self._depth = 0
+        self._at = 0
+        self._tokens = self._split(_GOES_ON.sub(self._going_on, _REPEATING.sub(self._over, text)))
+
+    def whole(self) -> sympy.Expr:
+        value = self._sum()
+        if self._at != len(self._tokens):
+            raise Unreadable(f"unexpected {self._peek()!r}")
+        return value
+
+    # --- tokens ---
+
+    def _split(self, text: str) -> list[str]:
+        tokens: list[str] = []
+        position = 0
+        while position < len(text) and text[position:].strip():
+            match = _TOKEN.match(text, position)
+            if match is None or len(tokens) >= _MAX_TOKENS:
+                raise Unreadable("no expression, or one too long")
+            tokens.append(match.group().strip())
+            position = match.end()
+        if not tokens:
+            raise Unreadable("nothing")
+        return tokens
+
+    def _over(self, match: re.Match[str]) -> str:
+        return self._kept(repeating_decimal(match[1], match[2], match[3] or match[4]))
+
+    def _going_on(self, match: re.Match[str]) -> str:
+        found = repeated_block(match[2])
+        if found is None:
+            raise Unreadable("decimals that go on")
+        return self._kept(repeating_decimal(match[1], *found))
+
+    def _kept(self, value: Fraction) -> str:
+        self._values.append(value)
+        return f"\\value{chr(64 + len(self._values))} "
+
+    def _peek(self, ahead: int = 0) -> str:
+        at = self._at + ahead
+        return self._tokens[at] if at < len(self._tokens) else ""
+
+    def _take(self, wanted: str = "") -> str:
+        token = self._peek()
+        if not token or (wanted and token != wanted):
+            raise Unreadable(f"{wanted or 'something'} expected, not {token!r}")
+        self._at += 1
+        return token
+
+    # --- grammar ---
+
+    def _sum(self) -> Any:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise Unreadable("nested too deeply")
+        terms = [self._signed()]
+        while self._peek() in ("+", "-"):
+            negative = self._take() == "-"
+            term = self._term()
+            terms.append(-term if negative else term)
+        self._depth -= 1
+        return sympy.Add(*terms)
+
+    def _signed(self) -> Any:
+        negative = False
+        while self._peek() in ("+", "-"):
+            negative ^= self._take() == "-"
+        value = self._term()
+        return -value if negative else value
+
+    def _term(self) -> Any:
+        value = self._implicit()
+        while self._peek() in ("*", "/"):
+            divides = self._take() == "/"
+            sign = 1
+            while self._peek() in ("+", "-"):
+                sign = -sign if self._take() == "-" else sign
+            begin = self._at
+            factor = self._power() if divides else self._implicit()
+            if divides:
+                if self._starts_factor():  # a/2b: nobody knows
+                    if not all(t[0].isdigit() for t in self._tokens[begin : self._at]):
+                        raise Unreadable("a division and then a product without a sign")
+                    factor = 1 / (self._divided(1, factor) * self._implicit())
+                value = self._divided(value, sign * factor)
+            else:
+                value = value * factor * sign
+        return value
+
+    def _implicit(self) -> Any:
+        value = self._power()
+        while self._starts_factor():
+            number = self._peek()[0].isdigit() or self._peek()[0] == "."
+            if number and self._peek(-1)[-1:] not in (")", "]"):
+                raise Unreadable("a number after a factor, without a sign")
+            value = value * self._power()
+        return value
+
+    def _starts_factor(self) -> bool:
+        token = self._peek()
+        if not token:
+            return False
+        return token[0].isalnum() or token[0] in ".\\({[π⌊⌈"
+
+    def _power(self) -> Any:
+        base = self._postfix()
+        if self._peek() != "^":
+            return base
+        self._take()
+        return self._raised(base, self._exponent())
+
+    def _exponent(self) -> Any:
+        sign = 1
+        while self._peek() in ("+", "-"):
+            sign = -sign if self._take() == "-" else sign
+        value = self._postfix()
+        if self._peek() == "^":
+            self._take()
+            value = self._raised(value, self._exponent())
+        return sign * value
+
+    def _postfix(self) -> Any:
+        value = self._atom()
+        while self._peek() == "!":
+            self._take()
+            value = self._factorial(value)
+        return value
+
+    def _atom(self) -> Any:
+        token = self._take()
+        if token[0].isdigit() or token[0] == ".":
+            return self._number(token)
+        if token == "π":
+            return sympy.pi
+        if token == "∞":
+            return sympy.oo
+        if token in _CLOSING:
+            return self._group(token)
+        if token[0] == "\\":
+            return self._command(token)
+        if token.isalpha() and len(token) == 1:
+            if token in "ei" and self._peek() not in ("_", "'"):
+                return sympy.E if token == "e" else sympy.I
+            return self._symbol(token)
+        raise Unreadable(f"unexpected {token!r}")
+
+    def _group(self, opening: str) -> Any:
+        value = self._sum()
+        self._take(_CLOSING[opening])
+        if opening == "|":
+            return sympy.Abs(value)
+        if opening == "⌊":
+            return sympy.floor(value)
+        return sympy.ceiling(value) if opening == "⌈" else value
+
+    def _number(self, token: str) -> Any:
+        self._spend(len(token))
+        if "." in token:
+            return sympy.Rational(Fraction(token if token[-1] != "." else token[:-1]))
+        whole = sympy.Integer(int(token))
+        mixed = self._mixed()
+        return whole if mixed is None else whole + mixed
+
+    def _mixed(self) -> Any:
+        """The fraction of a mixed number, where digits over digits follow a whole number."""
+        if self._peek() == "\\frac":
+            parts = self._tokens[self._at + 1 : self._at + 7]
+            if len(parts) == 6 and parts[0::3] == ["{", "{"] and parts[2::3] == ["}", "}"]:
+                above, below = parts[1], parts[4]
+                taken = 7
+            elif parts and len(parts[0]) == 2 and parts[0].isdigit():
+                above, below, taken = parts[0][0], parts[0][1], 2
+            else:
+                return None
+        elif self._peek().isdigit() and self._peek(1) == "/" and self._peek(2).isdigit():
+            above, below, taken = self._peek(), self._peek(2), 3
+        else:
+            return None
+        if not (above.isdigit() and below.isdigit() and 0 < int(above) < int(below)):
+            return None
+        self._at += taken
+        return sympy.Rational(int(above), int(below))
+
+    def _symbol(self, name: str) -> Any:
+        while self._peek() in ("'", "_"):
+            if self._take() == "'":
+                name += "'"
+            else:
+                name += "_" + self._raw_argument()
+        return sympy.Symbol(name)
+
+    def _raw_argument(self) -> str:
+        token = self._take()
+        if token != "{":
+            return token
+        parts = []
+        while self._peek() != "}":
+            parts.append(self._take())
+        self._take("}")
+        return "".join(parts)
+
+    def _argument(self) -> Any:
+        """What a command takes: a group, one digit, one letter or one command."""
+        token = self._peek()
+        if token == "{":
+            self._take()
+            value = self._sum()
+            self._take("}")
+            return value
+        if len(token) > 1 and token[0].isdigit():
+            self._tokens[self._at : self._at + 1] = [token[0], token[1:]]
+        return self._atom()
+
+    def _command(self, token: str) -> Any:
+        name = token[1:]
+        if name.startswith("value"):
+            return sympy.Rational(self._values[ord(name[5:]) - 65])
+        if name == "frac":
+            above, below = self._two_arguments()
+            return self._divided(above, below)
+        if name == "binom":
+            return self._binomial(*self._two_arguments())
+        if name == "sqrt":
+            return self._root()
+        if name in _FUNCTIONS:
+            return self._function(name)
+        if token in _ACCENTS:
+            return self._symbol(self._raw_argument())
+        if name in _GREEK:
+            return self._symbol(name)
+        raise Unreadable(f"unknown {token}")
+
+    def _two_arguments(self) -> tuple[Any, Any]:
+        above = self._argument()
+        short = self._peek() != "{"
+        below = self._argument()
+        if short and self._peek()[:1].isdigit():  # \frac123: nobody knows
+            raise Unreadable("digits after a fraction without braces")
+        return above, below
+
+    def _root(self) -> Any:
+        degree: Any = sympy.Integer(2)
+        if self._peek() == "[":
+            self._take()
+            degree = self._sum()
+            self._take("]")
+        if self._peek() == "(":
+            value = self._atom()
+        else:
+            short = self._peek() != "{"
+            value = self._argument()
+            if short and self._peek()[:1].isdigit():
+                raise Unreadable("digits after a root without braces")
+        if value.is_Rational and value < 0 and degree.is_Integer and degree % 2 == 1:
+            return -self._raised(-value, 1 / degree)
+        return self._raised(value, self._divided(1, degree))
+
+    def _function(self, name: str) -> Any:
+        base = power = None
+        if self._peek() == "_":
+            self._take()
+            base = self._argument()
+            if name != "log":
+                raise Unreadable("an index at a function")
+        if self._peek() == "^":
+            self._take()
+            power = self._exponent()
+        if power == -1:
+            if name not in _INVERSES:
+                raise Unreadable("the inverse of a function")
+            name, power = _INVERSES[name], None
+        value = self._applied()
+        if base is not None:
+            result = self._divided(sympy.log(value), sympy.log(base))
+        elif name == "exp":
+            result = self._raised(sympy.E, value)
+        else:
+            result = _FUNCTIONS[name](value)
+        return result if power is None else self._raised(result, power)
+
+    def _applied(self) -> Any:
+        """A function's argument: a group alone, else the product up to the next sign."""
+        if self._peek() in ("(", "[", "{", "|"):
+            value = self._power() if self._peek() != "{" else self._argument()
+            return value
+        sign = -1 if self._peek() == "-" and self._take() else 1
+        value = self._power()
+        while self._starts_factor() and self._peek()[1:] not in _FUNCTIONS:
+            if self._peek()[0].isdigit() or self._peek() in ("(", "["):
+                raise Unreadable("where the argument of a function ends")
+            value = value * self._power()
+        if self._peek() == "/":
+            raise Unreadable("where the argument of a function ends")
+        return sign * value
+
+    # --- sizes ---
+
+    def _spend(self, digits: float) -> None:
+        self._budget -= int(digits)
+        if self._budget < 0:
+            raise TooLarge("more digits than anyone computes")
+
+    def _divided(self, above: Any, below: Any) -> Any:
+        if below == 0:
+            raise Unreadable("a division by zero")
+        return above / below
+
+    def _raised(self, base: Any, exponent: Any) -> Any:
+        if exponent.is_number and base.is_number and exponent != 0:
+            height = _height(exponent)
+            if base in (0, 1, -1):
+                pass
+            elif exponent.is_Integer:
+                if height > 18:
+                    raise TooLarge("a power")
+                self._spend(abs(int(exponent)) * max(1.0, digits_of(base)))
+            else:
+                if height > 6 or digits_of(base) > _MAX_ROOT_DIGITS:
+                    raise TooLarge("a power")
+                self._spend(10**height * max(1.0, digits_of(base)))
+            if base == 0 and exponent.is_negative:
+                raise Unreadable("a division by zero")
+        elif exponent.is_number and _height(exponent) > 6:
+            raise TooLarge("a power")
+        return sympy.Pow(base, exponent)
+
+    def _factorial(self, value: Any) -> Any:
+        if value.is_number:
+            if not value.is_Integer or value < 0:
+                raise Unreadable("a factorial of no whole number")
+            if value > _MAX_FACTORIAL:
+                raise TooLarge("a factorial")
+            self._spend(math.lgamma(int(value) + 1) / math.log(10))
+        return sympy.factorial(value)
+
+    def _binomial(self, above: Any, below: Any) -> Any:
+        if above.is_number and below.is_number:
+            if not (above.is_Integer and below.is_Integer and above >= 0 and below >= 0):
+                raise Unreadable("a binomial coefficient of no whole numbers")
+            if digits_of(above) > 15:
+                raise TooLarge("a binomial coefficient")
+            few = min(int(below), max(0, int(above - below)))
+            if few > 5000:
+                raise TooLarge("a binomial coefficient")
+            self._spend(few * max(1.0, digits_of(above)))
+            return sympy.Integer(math.comb(int(above), int(below)))
+        return sympy.binomial(above, below)
+
+
+def digits_of(value: Any) -> float:
+    """The decimal digits of the longest number in a value, about; a float never overflows."""
+    longest: float = 0.0
+    for number in value.atoms(sympy.Rational):
+        longest = max(longest, number.p.bit_length() * 0.302, number.q.bit_length() * 0.302)
+    return float(longest)
+
+
+def _height(value: Any) -> float:
+    """log10 of a bound on a number's size, found without computing it where it is large."""
+    if value.is_Rational:
+        return max(0.0, float(abs(value.p).bit_length() - value.q.bit_length() + 1) * 0.302)
+    size = abs(sympy.N(value, 15, maxn=60)) if digits_of(value) < _MAX_ROOT_DIGITS else None
+    if size is None or not size.is_number or size in (sympy.oo, sympy.nan, sympy.zoo):
+        raise TooLarge("a power")
+    return math.log10(float(size) + 1) if size < 1e300 else 400.0
