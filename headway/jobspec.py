@@ -23,6 +23,7 @@ from pydantic import (
 from headway import jobspec_eval
 from headway.errors import InvalidSpec
 from headway.evaluation.spec import EvalDataSpec, EvaluationSpec
+from headway.graders.sources import with_sources
 from headway.jobspec_algorithm import AlgorithmSpec, CorrectionSpec, KlCtrlSpec
 from headway.jobspec_errors import explain
 from headway.jobspec_model import ModelSpec
@@ -259,6 +260,7 @@ def load_job(
 ) -> JobSpec:
     """A job from a YAML (or JSON) file. InvalidSpec says what is wrong and where.
 
+    A file that a grader names by `path` is read, and its text becomes a part of the job.
     `overrides` are (dotted key, value), applied in order before the job is checked.
     `max_bytes` is the most that a file may have which we did not write ourselves.
     """
@@ -272,7 +274,7 @@ def load_job(
         for key, value in overrides:
             set_key(raw, key, value)
         check_plain(raw, "the job")
-        return parse_job(raw)
+        return parse_job(with_sources(raw, path.parent))
     except InvalidSpec as error:
         raise InvalidSpec(f"{path}: {error}") from None
 

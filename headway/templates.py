@@ -1,7 +1,7 @@
 """The templates of graders: `{{sample.output_text}}`, `{{item.answer}}`, `{{prompt}}`.
 
-The names are those of OpenAI's graders. Standard library only: grader workers
-import this, and start often.
+The names are those of OpenAI's graders, `{{sample.output_json}}` and `{{sample.choices}}`
+among them. Standard library only: grader workers import this, and start often.
 """
 
 from __future__ import annotations
@@ -14,32 +14,42 @@ from typing import Any
 
 _REFERENCE = re.compile(r"\{\{\s*([^{}]*?)\s*\}\}")
 _PATH = re.compile(r"(item|sample|prompt)((?:\.[^.\s{}]+)*)")
+_INDEX = re.compile(r"\[(\d+)\]")
+OUTPUT = "sample.output_text"
+OUTPUT_JSON = "sample.output_json"
+_CHOICES = "sample.choices"
 
 
 class TemplateError(ValueError):
     """A template is malformed, or names what is not there."""
 
 
+class NotInOutput(TemplateError):
+    """The completion is no JSON, or has not what is named: the model's fault, not the item's."""
+
+
 def references(template: str) -> list[str]:
     """The dotted paths a template names. TemplateError for one that can never resolve."""
-    paths = [match.group(1) for match in _REFERENCE.finditer(template)]
+    paths = [_dotted(match.group(1)) for match in _REFERENCE.finditer(template)]
     for path in paths:
-        if not _PATH.fullmatch(path) or (path.startswith("sample") and path != OUTPUT):
+        if not _PATH.fullmatch(path) or (path.startswith("sample") and not _of_sample(path)):
             raise TemplateError(
-                f"{{{{{path}}}}} is not {{{{{OUTPUT}}}}}, {{{{item.<key>}}}} or {{{{prompt}}}}"
+                f"{{{{{path}}}}} is not {{{{{OUTPUT}}}}}, {{{{{OUTPUT_JSON}}}}},"
+                f" {{{{{_CHOICES}}}}}, {{{{item.<key>}}}} or {{{{prompt}}}}"
             )
     return paths
-
-
-OUTPUT = "sample.output_text"
 
 
 def lookup(path: str, completion: str, item: Mapping[str, Any], prompt: Any = None) -> Any:
     """What one dotted path stands for. TemplateError names the nearest key when it is missing."""
     if path == OUTPUT:
         return completion
+    if path.startswith(OUTPUT_JSON):
+        return _in_output(path, completion)
     root, *rest = path.split(".")
     value: Any = prompt if root == "prompt" else item
+    if root == "sample":
+        root, value, rest = _CHOICES, _choices(completion), rest[1:]
     seen = root
     for part in rest:
         value = _step(value, part, seen)
@@ -54,13 +64,41 @@ def render(template: str, completion: str, item: Mapping[str, Any], prompt: Any 
     """
     whole = _REFERENCE.fullmatch(template)
     if whole:
-        return lookup(whole.group(1), completion, item, prompt)
+        return lookup(_dotted(whole.group(1)), completion, item, prompt)
 
     def text(match: re.Match[str]) -> str:
-        value = lookup(match.group(1), completion, item, prompt)
+        value = lookup(_dotted(match.group(1)), completion, item, prompt)
         return value if isinstance(value, str) else json.dumps(value)
 
     return _REFERENCE.sub(text, template)
+
+
+def _dotted(path: str) -> str:
+    """`a[0].b` as `a.0.b`."""
+    return _INDEX.sub(r".\1", path)
+
+
+def _of_sample(path: str) -> bool:
+    return path == OUTPUT or f"{path}.".startswith((f"{OUTPUT_JSON}.", f"{_CHOICES}."))
+
+
+def _choices(completion: str) -> list[dict[str, Any]]:
+    return [{"index": 0, "message": {"role": "assistant", "content": completion}}]
+
+
+def _in_output(path: str, completion: str) -> Any:
+    try:
+        value = json.loads(completion)
+    except (ValueError, RecursionError):
+        raise NotInOutput("the completion is not JSON") from None
+    seen = OUTPUT_JSON
+    for part in path.removeprefix(OUTPUT_JSON).split(".")[1:]:
+        try:
+            value = _step(value, part, seen)
+        except TemplateError as error:
+            raise NotInOutput(str(error)) from None
+        seen = f"{seen}.{part}"
+    return value
 
 
 def _step(value: Any, part: str, seen: str) -> Any:

@@ -15,6 +15,8 @@ from headway.graders.code import Code
 from headway.graders.combined import Formula, Gate, Sum
 from headway.graders.gym import ReasoningGym
 from headway.graders.lengths import Length, Overlong
+from headway.graders.openai import translated
+from headway.graders.python import Python
 from headway.graders.schemas import JsonSchema
 from headway.graders.similarity import TextSimilarity
 from headway.graders.spec import Combination, GraderSpec
@@ -38,6 +40,7 @@ GRADERS: dict[str, type[GraderSpec]] = {
     "multiple_choice": MultipleChoice,
     "reasoning_gym": ReasoningGym,
     "code": Code,
+    "python": Python,
     "sum": Sum,
     "gate": Gate,
     "formula": Formula,
@@ -71,6 +74,7 @@ def parse_grader_json(text: str) -> GraderSpec:
 def _parse(raw: object, path: str, depth: int) -> GraderSpec:
     if not isinstance(raw, Mapping):
         raise _fault(path, f"{path}: a grader is a JSON object with a type, not {_kind(raw)}")
+    raw = translated(raw, path)
     if depth > MAX_DEPTH:
         raise _fault(path, f"{path}: graders nest at most {MAX_DEPTH} deep")
     kind = raw.get("type")

@@ -22,6 +22,12 @@ def main(argv: list[str] | None = None) -> int:
     add("--max-queued-items", type=_positive(int), default=16_384, help="beyond: refused")
     add("--cache-items", type=_whole, default=200_000, help="rewards kept by content; 0: none")
     add("--cache-mib", type=_whole, default=128, help="memory for them")
+    add(
+        "--trust-functions",
+        action="store_true",
+        default=os.environ.get("HEADWAY_TRUST_FUNCTIONS") == "1",
+        help="graders with sandbox: false run outside the sandbox (env HEADWAY_TRUST_FUNCTIONS=1)",
+    )
     namespace = parser.parse_args(argv)
     try:
         settings = service_settings(namespace)
@@ -40,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         num_workers=namespace.workers,
         memory_bytes=namespace.worker_memory_mib << 20,
         items_per_worker=namespace.items_per_worker,
+        trust_functions=namespace.trust_functions,
     )
     limits = ServiceLimits(
         item_timeout_s=namespace.item_timeout_s,

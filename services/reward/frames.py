@@ -28,19 +28,26 @@ def encode(message: dict[str, Any]) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def read_blocking(fd: int) -> dict[str, Any] | None:
-    """The next frame of a blocking pipe; None at its end."""
+def read_blocking(fd: int, max_bytes: int | None = None) -> dict[str, Any] | None:
+    """The next frame of a blocking pipe; None at its end. BrokenFrame: longer than it may be."""
     head = _read_exactly(fd, _LENGTH.size)
     if head is None:
         return None
     (length,) = _LENGTH.unpack(head)
+    if max_bytes is not None and length > max_bytes:
+        raise BrokenFrame(f"a frame of {length} bytes")
     body = _read_exactly(fd, length)
     return None if body is None else json.loads(body)
 
 
 def write_blocking(fd: int, message: dict[str, Any]) -> None:
     """Writes one frame whole."""
-    view = memoryview(encode(message))
+    write_frame(fd, encode(message))
+
+
+def write_frame(fd: int, frame: bytes) -> None:
+    """Writes what `encode` gave."""
+    view = memoryview(frame)
     while view:
         view = view[os.write(fd, view) :]
 

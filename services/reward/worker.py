@@ -36,8 +36,13 @@ class Worker:
         self.num_scored = 0
 
     @classmethod
-    async def start(cls, memory_bytes: int, imports: Sequence[str], timeout_s: float) -> Worker:
-        """A loaded worker. WorkerDied or TimeoutError when it does not come up."""
+    async def start(
+        cls, memory_bytes: int, imports: Sequence[str], flags: Sequence[str], timeout_s: float
+    ) -> Worker:
+        """A loaded worker. WorkerDied or TimeoutError when it does not come up.
+
+        `flags` are further ones of worker_main.
+        """
         kept = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
         answers, sink = os.pipe()
         try:
@@ -48,6 +53,7 @@ class Worker:
                 "services.reward.worker_main",
                 f"--memory-bytes={memory_bytes}",
                 *(f"--import={module}" for module in imports),
+                *flags,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=sink,
                 env={**kept, **_ONE_THREAD},

@@ -25,9 +25,10 @@ from typing import Any
 
 from headway.lifecycle import die_with_parent
 from services.reward import frames
+from services.reward.functions.trust import trust_functions
 from services.reward.grading import clock
 from services.reward.grading.evaluate import build
-from services.reward.grading.outcome import BadInput, GradingError, checked_reward
+from services.reward.grading.outcome import BadInput, GradingError, Spoilt, checked_reward
 from services.reward.grading.sample import Grade, Sample, as_group
 
 _MAX_MESSAGE = 2000
@@ -38,11 +39,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--memory-bytes", type=int, required=True)
     parser.add_argument("--import", dest="imports", action="append", default=[])
+    parser.add_argument("--trust-functions", action="store_true")
     flags = parser.parse_args()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (flags.memory_bytes, flags.memory_bytes))
+    if flags.trust_functions:
+        trust_functions()
     for module in flags.imports:
         importlib.import_module(module)
     source, sink = os.dup(0), os.dup(1)
@@ -59,10 +63,12 @@ def _serve(batch: dict[str, Any], sink: int) -> None:
     try:
         grade = build(batch["grader"])
     except Exception as error:
-        frames.write_blocking(sink, {"unusable": _message(error)})
+        kind = error.kind if isinstance(error, GradingError) else "internal"
+        frames.write_blocking(sink, {"unusable": _message(error), "kind": kind})
         return
     frames.write_blocking(sink, {"prepared": True})
-    kind, needs_prompt = batch["grader"]["type"], "prompt" in json.dumps(batch["grader"])
+    kind, text = batch["grader"]["type"], json.dumps(batch["grader"])
+    needs_prompt = "prompt" in text or '"python"' in text
     for unit in batch["units"]:
         started = time.perf_counter()
         clock.start(batch["timeout_s"] * len(unit))
@@ -91,6 +97,8 @@ def _score(grade: Grade, kind: str, sample: Sample) -> dict[str, Any]:
         return {"error": error.kind, "message": _message(error)}
     except MemoryError:
         return {"error": "memory", "message": "the item needed more memory than a worker may have"}
+    except Spoilt:
+        raise
     except BaseException as error:  # a grader may raise anything, SystemExit included
         return {"error": "internal", "message": f"{kind}: {_message(error)}"}
 

@@ -43,8 +43,15 @@ def test_the_command_page_has_every_option(name):
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_are_jobs(path):
     job = load_job(path)
-    assert job.name == path.stem
-    lag = {"eval": 2, "lora": 2, "ppo": 2, "quickstart": 2, "synchronous": 0}
+    assert job.name == path.stem.replace("_", "-")
+    lag = {
+        "eval": 2,
+        "lora": 2,
+        "own_reward": 2,
+        "ppo": 2,
+        "quickstart": 2,
+        "synchronous": 0,
+    }
     assert job.algorithm.max_policy_lag == lag[path.stem]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from services.reward.grading.outcome import GradingError
-from services.reward.grading.sample import Builder, Grade
+from headway.templates import OUTPUT_JSON
+from services.reward.grading.outcome import Graded, GradingError, NoAnswer
+from services.reward.grading.sample import Builder, Grade, Sample
 
 _HERE = __package__
 # Where each grader's builder is: what is slow to load is loaded when a grader asks for it.
@@ -24,6 +26,7 @@ BUILDERS: dict[str, str | Builder] = {
     "multiple_choice": f"{_HERE}.choice:multiple_choice",
     "reasoning_gym": f"{_HERE}.gym:reasoning_gym",
     "code": f"{_HERE}.code:code",
+    "python": f"{_HERE}.python:python",
     "sum": f"{_HERE}.combined:weighted_sum",
     "gate": f"{_HERE}.combined:gate",
     "formula": f"{_HERE}.combined:formula",
@@ -39,4 +42,16 @@ def build(spec: Mapping[str, Any]) -> Grade:
         module, _, name = builder.partition(":")
         builder = getattr(importlib.import_module(module), name)
     grade: Grade = builder(spec)
-    return grade
+    return _wrong_without_answer(grade) if OUTPUT_JSON in json.dumps(spec) else grade
+
+
+def _wrong_without_answer(grade: Grade) -> Grade:
+    """0 where the completion is not the JSON that a template names a part of."""
+
+    def checked(sample: Sample) -> Graded:
+        try:
+            return grade(sample)
+        except NoAnswer:
+            return Graded(0.0)
+
+    return checked

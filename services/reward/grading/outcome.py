@@ -46,10 +46,26 @@ class Needs(Exception):
         self.asks = dict(asks)
 
 
+class NoAnswer(GradingError):
+    """The completion is not JSON, or lacks what a template wants of it: a wrong answer, so 0."""
+
+    kind = "bad_input"
+
+
 class SandboxUnavailable(GradingError):
     """What must run sandboxed cannot: the sandbox is not installed, or does not hold here."""
 
     kind = "sandbox_unavailable"
+
+
+class Spoilt(BaseException):
+    """What grades has ended under an item: the worker ends too, and the pool sees to the item."""
+
+
+class OutOfMemory(GradingError):
+    """More memory was wanted than there may be."""
+
+    kind = "memory"
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headway.templates import TemplateError, render
-from services.reward.grading.outcome import BadInput, Graded
+from headway.templates import NotInOutput, TemplateError, render
+from services.reward.grading.outcome import BadInput, Graded, NoAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,11 @@ Builder = Callable[[Mapping[str, Any]], Grade]
 
 
 def value_of(template: str, sample: Sample) -> Any:
-    """What a template stands for. BadInput when the item lacks it."""
+    """What a template stands for. BadInput when the item lacks it, NoAnswer when the completion."""
     try:
         return render(template, sample.completion, sample.item, sample.prompt)
+    except NotInOutput as error:
+        raise NoAnswer(str(error)) from None
     except TemplateError as error:
         raise BadInput(str(error)) from None
 

@@ -1,0 +1,1 @@
+"""What runs beside a user's function, in its process."""
