@@ -1,12 +1,12 @@
 """Does the main job learn, on every seed, and is the exported model better than its base?
 
 Runs `headway run examples/quickstart.yaml` once a seed, watches the memory of all its
-processes, and then answers 200 held-out problems greedily with the base model and with
-each exported model, by transformers and by vLLM.
+processes, and then asks the exported model and its base 200 held-out problems, greedily, with
+`headway eval RUN --compare BASE`.
 
     python bench/quickstart.py [--seeds 0 1 2] [--rollouts 1] [--problems 200]
 
-`ratio` of a seed = held-out score of its exported model / that of the base model.
+`ratio` of a seed = held-out mean reward of its exported model / that of the base model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-HELD_OUT_SEED = 987_654_321
 
 
 class MemoryWatch(threading.Thread):
@@ -60,7 +59,7 @@ class MemoryWatch(threading.Thread):
 
 
 def train(job: Path, seed: int, rollouts: int, folder: Path) -> tuple[dict[str, Any], Path]:
-    """One run of the job: its figures and its exported model."""
+    """One run of the job: its figures and its run folder."""
     command = [sys.executable, "-m", "headway.cli", "run", str(job), f"--set=seed={seed}"]
     command += ["--runs-dir", str(folder), "--rollouts", str(rollouts)]
     started = time.monotonic()
@@ -89,7 +88,7 @@ def train(job: Path, seed: int, rollouts: int, folder: Path) -> tuple[dict[str, 
         ),
         "peak_pss_gib": round(watch.peak_bytes / 2**30, 2),
     }
-    return figures, run_dir / "model"
+    return figures, run_dir
 
 
 def main() -> None:
@@ -102,41 +101,38 @@ def main() -> None:
     args = parser.parse_args()
 
     from headway.jobspec import load_job
-    from headway.models import resolve_model
 
-    base = resolve_model(load_job(args.job).model.path)
-    with tempfile.TemporaryDirectory() as tmp:
-        trained = [
-            train(args.job, seed, args.rollouts, Path(tmp, f"seed-{seed}")) for seed in args.seeds
-        ]
-        held_out = {
-            str(path): score_held_out(args.job, path, args.problems)
-            for path in [base, *(model for _, model in trained)]
-        }
-    base_score = held_out[str(base)]
+    base = load_job(args.job).model.path  # from the second seed on, its evaluation
     runs = []
-    for figures, model in trained:
-        score = held_out[str(model)]
-        runs.append({**figures, "held_out": score, "ratio": ratio(score, base_score)})
-    print(json.dumps({"base_held_out": base_score, "runs": runs}))
+    with tempfile.TemporaryDirectory() as tmp:
+        for seed in args.seeds:
+            figures, run_dir = train(args.job, seed, args.rollouts, Path(tmp, f"seed-{seed}"))
+            held_out = against(base, run_dir, args.problems, Path(tmp, "evaluations"))
+            base = held_out["a"]["run_dir"]
+            runs.append({**figures, **summary(held_out)})
+    print(json.dumps({"runs": runs}))
 
 
-def ratio(score: dict[str, float], base: dict[str, float]) -> float:
-    """The trained model's mean score over the base model's."""
-    return round(statistics.mean(score.values()) / statistics.mean(base.values()), 2)
+def against(base: str, run_dir: Path, problems: int, runs_dir: Path) -> dict[str, Any]:
+    """What `headway eval RUN --compare BASE` says; the base is a model, or an evaluation of it."""
+    command = [sys.executable, "-m", "headway.cli", "eval", str(run_dir), "--compare", base]
+    command += ["--limit", str(problems), "--runs-dir", str(runs_dir), "--json"]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
 
 
-def score_held_out(job: Path, model: Path, problems: int) -> dict[str, float]:
-    """Mean reward of greedy answers, by transformers and by vLLM, each in its own process."""
-    scores = {}
-    for engine in ("transformers", "vllm"):
-        command = [sys.executable, str(ROOT / "bench/support/held_out.py"), str(job), str(model)]
-        command += ["--engine", engine, "--problems", str(problems), "--seed", str(HELD_OUT_SEED)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        # vLLM's processes say on stdout that they end, after the result
-        result = [line for line in done.stdout.splitlines() if line.startswith("{")][-1]
-        scores[engine] = float(json.loads(result)["mean_reward"])
-    return scores
+def summary(held_out: dict[str, Any]) -> dict[str, Any]:
+    """Both models' means, their paired difference with its interval, and the ratio."""
+    (found,) = (c for c in held_out["contrasts"] if c["metric"] == "mean")
+    difference = found["difference"]
+    return {
+        "base_held_out": round(found["mean_a"], 4),
+        "held_out": round(found["mean_b"], 4),
+        "difference_95": [round(difference["low"], 3), round(difference["high"], 3)],
+        "p": found["permutation_p"],
+        "ratio": round(found["mean_b"] / found["mean_a"], 2),
+    }
 
 
 if __name__ == "__main__":

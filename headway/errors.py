@@ -77,6 +77,7 @@ class TooMany(NoCapacity):
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
+
 class Unavailable(HeadwayError):
     """A service, Redis included, cannot be reached or is not ready."""
 

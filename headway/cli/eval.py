@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
+import sys
+from contextlib import closing, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from headway.cli.options import (
 from headway.cli.running import run_jobs, tell_end
 from headway.errors import InvalidSpec, NotFound
 from headway.evaluation.build import Wishes, job_of, same_for
-from headway.evaluation.finished import Evaluation, read_evaluation
+from headway.evaluation.finished import Evaluation, is_eval_job, read_evaluation
 from headway.evaluation.names import val_metrics
-from headway.evaluation.request import data_of, find, is_evaluation, subject
+from headway.evaluation.request import data_of, find, subject
 from headway.graders import validate_grader
 from headway.jobs import JobRecord
 from headway.jobspec import JobSpec
@@ -80,12 +81,12 @@ def command(
     runs_dir: Path = more["runs_dir"]
     jobs = [job_of(subject(model, runs_dir), wishes)]
     rival = find(other, runs_dir) if other is not None else None
-    base = read_evaluation(rival) if rival is not None and is_evaluation(rival) else None
+    base = read_evaluation(rival) if rival is not None and is_eval_job(rival) else None
     if other is not None and base is None:
         jobs.append(same_for(jobs[0], subject(other, runs_dir)))
     with counting_interrupts() as interrupts:
         running = run_jobs(fleet_spec(**more, ephemeral=True), jobs, interrupts, url)
-        with closing(running):
+        with closing(running), redirect_stdout(sys.stderr if as_json else sys.stdout):
             records = list(running)
     if records[-1].state != "succeeded":
         tell_end(records[-1])

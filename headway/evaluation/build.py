@@ -17,6 +17,7 @@ from headway.jobspec_errors import explain
 
 _SAMPLING = ("n", "temperature", "top_p", "top_k")
 _NOT_OURS = (*_SAMPLING, "snapshot_dir")  # keys of a run's `rollout` that say nothing here
+_ON_THE_WAY = ("test_freq", "val_before_train")
 _GSM8K = {"openai/gsm8k", "gsm8k"}
 _MATH = {
     "lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500", "math",
@@ -83,6 +84,9 @@ def _base(who: Subject, wishes: Wishes) -> dict[str, Any]:
         }
         if source.kind == "eval":
             raw |= {"name": source.name, "seed": source.seed, "evaluation": whole["evaluation"]}
+        elif source.evaluation.data and not wishes.data:  # as it was evaluated on its way
+            asked = whole["evaluation"]
+            raw["evaluation"] = {key: asked[key] for key in asked if key not in _ON_THE_WAY}
     raw["model"]["path"] = who.path
     return raw
 

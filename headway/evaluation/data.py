@@ -79,11 +79,15 @@ def asked(data: Sequence[HeldOut]) -> Iterator[Asked]:
 
 
 def table_of(spec: EvalDataSpec, item: Mapping[str, Any]) -> str:
-    """The table that a row counts in: as the job says, or the row, or the data set's name."""
+    """The table that a row counts in: as the job says, or the row, or the data set's name.
+
+    Its name can be shown: what no terminal prints becomes `?`.
+    """
+    own, file = item.get("data_source"), spec.name.rstrip("/")
     if spec.data_source is not None:
-        return spec.data_source
-    own = item.get("data_source")
-    if isinstance(own, str) and own:
-        return own[:MAX_NAME]
-    name = spec.name.rstrip("/")
-    return (name if spec.source == "reasoning_gym" else name.rpartition("/")[2])[:MAX_NAME] or name
+        name = spec.data_source
+    elif isinstance(own, str) and own:
+        name = own
+    else:
+        name = file if spec.source == "reasoning_gym" else file.rpartition("/")[2]
+    return "".join(c if c.isprintable() else "?" for c in name[:MAX_NAME])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import islice
 from pathlib import Path
 
 from headway import __version__
-from headway.evaluation.browser import BROWSER_STYLE, browser, policy
+from headway.evaluation.browser import BROWSER_STYLE, MAX_PROMPTS, browser, policy
 from headway.evaluation.compare import Comparison
 from headway.evaluation.finished import Evaluation
 from headway.evaluation.intervals import Estimate
@@ -69,7 +70,7 @@ def render(evaluation: Evaluation) -> str:
 
 def render_comparison(a: Evaluation, b: Evaluation, comparison: Comparison) -> str:
     """The page of two evaluations: differences, and completions side by side."""
-    pairs = list(_pairs(a, b))
+    pairs = _pairs(a, b)
     sides = [
         (f"A: {a.name}", (one for one, _ in pairs)),
         (f"B: {b.name}", (other for _, other in pairs)),
@@ -79,17 +80,23 @@ def render_comparison(a: Evaluation, b: Evaluation, comparison: Comparison) -> s
         f"{b.name} against {a.name}",
         f"A: {escape(a.model)} · B: {escape(b.model)}",
         f"{_contrasts(comparison)}{notes}<section><h2>Samples</h2>"
-        f"{browser(sides, a.pass_reward, len(pairs))}</section>",
+        f"{browser(sides, a.pass_reward, comparison.num_pairs)}</section>",
     )
 
 
-def _pairs(a: Evaluation, b: Evaluation) -> Iterator[tuple[PromptRecord, PromptRecord]]:
-    """The prompts that both were asked."""
-    others = {(r.data_source, r.index): r for r in b.records() if r.completions}
-    for record in a.records():
-        other = others.get((record.data_source, record.index))
-        if other is not None and record.completions and record.content_hash == other.content_hash:
-            yield record, other
+def _pairs(a: Evaluation, b: Evaluation) -> list[tuple[PromptRecord, PromptRecord]]:
+    """The prompts that both were asked, as many as a page shows; no more are held in memory."""
+    first = {r.key[1:]: r for r in islice(_sampled(a), MAX_PROMPTS)}
+    others = ((r, first.get(r.key[1:])) for r in _sampled(b))
+    return [
+        (one, other)
+        for other, one in others
+        if one is not None and one.content_hash == other.content_hash
+    ]
+
+
+def _sampled(evaluation: Evaluation) -> Iterator[PromptRecord]:
+    return (record for record in evaluation.records() if record.completions)
 
 
 def _page(title: str, subtitle: str, body: str) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 from headway.data.layout import read_layout
 from headway.errors import InvalidSpec, NotFound
-from headway.evaluation.records import samples_path
 from headway.jobspec import JobSpec, load_job
 from headway.models import check_model
 from headway.plan_data import reasoning_gym_datasets
@@ -61,11 +60,6 @@ def find(name: str, runs_dir: Path) -> Path | None:
     return found.absolute() if found is not None else None
 
 
-def is_evaluation(run_dir: Path | None) -> bool:
-    """Whether a run folder has records of an evaluation."""
-    return run_dir is not None and samples_path(run_dir).is_file()
-
-
 def data_of(text: str) -> dict[str, Any]:
     """One `--data`: a file, a data set's folder (`FOLDER:SPLIT`), a reasoning_gym name, or a
     mapping in YAML with the keys of `evaluation.data`. InvalidSpec names what it could be.
@@ -85,11 +79,9 @@ def data_of(text: str) -> dict[str, Any]:
 
 
 def held_out_of(job: JobSpec, limit: int | None) -> list[dict[str, Any]]:
-    """What a run is evaluated on when nothing is said: its `evaluation.data`, else problems of
-    its generator from a seed of their own. InvalidSpec when its data is a file.
+    """What a run that names no held-out data is evaluated on: problems of its generator from a
+    seed of their own. InvalidSpec when its data is a file.
     """
-    if job.evaluation.data:
-        return [data.model_dump(mode="json") for data in job.evaluation.data]
     if job.data.source != "reasoning_gym":
         raise InvalidSpec(
             f"the run was trained on {job.data.name} and names no held-out data: say --data"

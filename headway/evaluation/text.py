@@ -67,7 +67,8 @@ def nulls(table: Table) -> str:
         )
     if table.num_skipped:
         said.append(f"{table.num_skipped} prompts were not sampled")
-    return f"{table.data_source}: {'; '.join(said)}" if said else ""
+    line = f"{table.data_source}: {'; '.join(said)}" if said else ""
+    return "".join(c if c.isprintable() else "?" for c in line)
 
 
 def comparison_lines(comparison: Comparison, name_a: str, name_b: str) -> list[str]:
@@ -155,7 +156,11 @@ def p_value(p: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines, columns two blanks apart: the first to the left, numbers to the right."""
+    """Rows as lines, columns two blanks apart: the first to the left, numbers to the right.
+
+    What no terminal prints is shown as `?`: names come from data.
+    """
+    rows = [["".join(c if c.isprintable() else "?" for c in cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(

@@ -167,9 +167,7 @@ async def test_one_name_with_several_services_behind_it():
 
 def full(after_ms):
     async def answer(request, context):
-        context.set_trailing_metadata(
-            (("headway-kind", "too_many"), ("retry-after-ms", after_ms))
-        )
+        context.set_trailing_metadata((("headway-kind", "too_many"), ("retry-after-ms", after_ms)))
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
 
     return answer

@@ -85,6 +85,18 @@ def test_a_table_for_people(run):
     )
 
 
+def test_nothing_graded_is_shown_as_nothing(tmp_path):
+    bad = [prompt(0, [None], source="a\x1b[2J"), prompt(1, [], source="b", skipped="too long")]
+    found = read_evaluation(eval_run(tmp_path / "bad", bad))
+    lines = table_lines(found.tables)
+    assert [line.split()[:3] for line in lines[1:4]] == [
+        ["a?[2J", "1", "–"], ["b", "0", "–"], ["all", "1", "–"],
+    ]  # fmt: skip
+    assert lines[4].startswith("a?[2J: 0 of 1 completions graded (1 timeout)")
+    assert "the mean would be 0.000 or 1.000" in lines[4]
+    assert Elements(render(found)).open == []
+
+
 def test_metrics_are_written_beside_the_records(run):
     target = write_metrics(read_evaluation(run))
     assert target == run / "eval/metrics.json"

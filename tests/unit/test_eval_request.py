@@ -132,6 +132,7 @@ def test_names_of_tables():
     spec = EvalDataSpec(source="huggingface", name="/data/gsm8k/")
     assert table_of(spec, {"data_source": 3}) == "gsm8k"
     assert table_of(spec, {"data_source": "x" * 300}) == "x" * 200
+    assert table_of(spec, {"data_source": "a\x1b[31m\nb"}) == "a?[31m?b"
     assert table_of(EvalDataSpec(source="reasoning_gym", name="chain_sum"), {}) == "chain_sum"
 
 
@@ -175,6 +176,20 @@ def test_a_run_is_asked_its_own_problems_from_another_seed(home):
     assert (job.evaluation.n, job.evaluation.temperature, job.max_answer) == (4, 1.0, 12)
     assert job.rollout.kv_cache_gib == 0.2
     assert same_for(job, Subject("other")).model.path == "other"
+
+
+def test_a_run_with_held_out_data_is_asked_as_on_its_way(home):
+    run = trained_run(home / "run")
+    job = yaml.safe_load((run / "job.yaml").read_text())
+    held_out = {"source": "reasoning_gym", "name": "leg_counting", "size": 9}
+    job["evaluation"] = {"data": [held_out], "n": 2, "temperature": 0.6, "test_freq": 5}
+    (run / "job.yaml").write_text(yaml.safe_dump(job))
+    who = subject("run", home / "runs")
+    asked = job_of(who, Wishes()).evaluation
+    assert [data.name for data in asked.data] == ["leg_counting"]
+    assert (asked.n, asked.temperature, asked.test_freq) == (2, 0.6, 0)
+    other = job_of(who, Wishes(data=(data_of("chain_sum"),))).evaluation
+    assert ([data.name for data in other.data], other.n) == (["chain_sum"], 1)
 
 
 def test_a_run_of_a_file_must_be_told_what_to_ask(home):
