@@ -29,6 +29,7 @@ from headway.evaluation.finished import Evaluation, is_eval_job, read_evaluation
 from headway.evaluation.names import val_metrics
 from headway.evaluation.request import data_of, find, subject
 from headway.graders import validate_grader
+from headway.graders.sources import with_sources
 from headway.jobs import JobRecord
 from headway.jobspec import JobSpec
 from headway.yamls import load_yaml
@@ -100,19 +101,23 @@ def command(
 
 
 def grader_of(text: str) -> dict[str, Any]:
-    """A grader from JSON (or YAML), or from the file of that name. InvalidSpec."""
-    source = text
+    """A grader from JSON (or YAML), or from the file of that name. InvalidSpec.
+
+    The `path` of a function counts from that file's folder, or else from where we are.
+    """
+    source, folder = text, Path()
     if not text.lstrip().startswith("{"):
         try:
-            source = Path(text).expanduser().read_text(encoding="utf-8-sig")
+            file = Path(text).expanduser()
+            source, folder = file.read_text(encoding="utf-8-sig"), file.parent
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidSpec(f"--grader {text}: neither JSON nor a file: {error}") from None
     try:
         raw = load_yaml(source)
     except InvalidSpec as error:
         raise InvalidSpec(f"--grader is not JSON: {error}") from None
-    validate_grader(raw, path="--grader")
-    grader: dict[str, Any] = raw
+    grader: dict[str, Any] = with_sources(raw, folder)
+    validate_grader(grader, path="--grader")
     return grader
 
 

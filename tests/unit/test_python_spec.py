@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 
+from headway.cli.eval import grader_of
 from headway.errors import InvalidSpec
 from headway.graders import parse_grader_json, validate_grader
 from headway.graders.python import MAX_SOURCE_BYTES
@@ -122,6 +123,15 @@ def test_a_path_is_read_beside_the_job_file_and_travels_as_source(tmp_path):
     assert validate_grader(json.loads(json.dumps(grader))).graders["mine"].file == "mine.py"
     (folder / "job.yaml").write_text(JOB % (folder / "mine.py"))
     assert load_job(folder / "job.yaml").reward.grader == grader
+
+
+def test_headway_eval_reads_it_too(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(of("completions"))
+    (tmp_path / "grader.json").write_text(json.dumps({"type": "python", "path": "mine.py"}))
+    found = grader_of(str(tmp_path / "grader.json"))
+    assert found == {"type": "python", "file": "mine.py", "source": of("completions")}
+    monkeypatch.chdir(tmp_path)
+    assert grader_of('{"type": "python", "path": "mine.py"}') == found
 
 
 @pytest.mark.parametrize(
