@@ -37,14 +37,13 @@ def voter(grader: Mapping[str, Any]) -> Voter:
     return lambda text: _vote(text, None)
 
 
-def _kinds(grader: Mapping[str, Any]) -> Iterator[str]:
+def _kinds(grader: Any) -> Iterator[str]:
     """The types of a grader and of those it is made of."""
-    yield str(grader.get("type"))
-    parts = grader.get("graders")
-    if isinstance(parts, Mapping):
-        for part in parts.values():
-            if isinstance(part, Mapping):
-                yield from _kinds(part)
+    if isinstance(grader, Mapping):
+        yield str(grader.get("type"))
+    parts = grader.values() if isinstance(grader, Mapping) else grader
+    for part in parts if isinstance(grader, Mapping | list) else ():
+        yield from _kinds(part)
 
 
 def _vote(text: str, unmarked: re.Pattern[str] | None) -> str:

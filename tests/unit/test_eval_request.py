@@ -13,6 +13,7 @@ from headway.evaluation.build import Wishes, default_grader, job_of, same_for
 from headway.evaluation.data import asked, open_held_out, table_of
 from headway.evaluation.request import HELD_OUT_SEED, Subject, data_of, subject
 from headway.evaluation.spec import EvalDataSpec
+from headway.graders import validate_grader
 from headway.jobspec import parse_job
 from tests.support.eval_records import eval_run, prompt
 
@@ -143,6 +144,8 @@ def test_a_grader_goes_without_saying_where_the_data_says_it():
     verl, math = {"source": "jsonl", "name": "x"}, {**GSM8K, "data_source": "lighteval/MATH"}
     assert default_grader(verl, [GSM8K] * 3) == GSM8K_GRADER
     assert default_grader(verl, [math])["type"] == "math"
+    for item in (GSM8K, math):
+        validate_grader(default_grader(verl, [item]), item)
     assert default_grader({"source": "reasoning_gym", "name": "chain_sum"}, []) == {
         "type": "reasoning_gym",
         "dataset": "chain_sum",

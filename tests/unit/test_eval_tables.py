@@ -156,6 +156,9 @@ def test_sizes_double_up_to_n(n, ks):
 def test_votes(kind, text, vote):
     assert voter({"type": kind})(text) == vote
     assert (
+        voter({"type": "gate", "when": [{"type": "length"}], "then": {"type": kind}})(text) == vote
+    )
+    assert (
         voter({"type": "sum", "graders": {"a": {"type": "regex"}, "b": {"type": kind}}})(text)
         == vote
     )
