@@ -89,10 +89,10 @@ def command(
         running = run_jobs(fleet_spec(**more, ephemeral=True), jobs, interrupts, url)
         with closing(running), redirect_stdout(sys.stderr if as_json else sys.stdout):
             records = list(running)
-    if records[-1].state != "succeeded":
+    found = [_finished(each, as_json) for each in records if each.state == "succeeded"]
+    if len(found) < len(jobs):
         tell_end(records[-1])
         return exit_code_of_job(records[-1]) or FAILED
-    found = [_finished(record, as_json) for record in records]
     if other is not None:
         show_comparison(base or found[1], found[0], None, as_json)
     elif as_json:

@@ -15,6 +15,7 @@ from html import escape
 from itertools import islice, zip_longest
 from typing import Any
 
+from headway.evaluation.estimators import is_right
 from headway.evaluation.records import CompletionRecord, PromptRecord
 from headway.report_data import plain_prompt
 from headway.report_svg import nice
@@ -157,7 +158,7 @@ def _answer(completion: CompletionRecord, pass_reward: float) -> str:
 def _kind(completion: CompletionRecord, pass_reward: float) -> str:
     if completion.reward is None:
         return "null"
-    return "right" if completion.reward >= pass_reward else "wrong"
+    return "right" if is_right(completion.reward, pass_reward) else "wrong"
 
 
 def _mean(record: PromptRecord) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from headway.errors import InvalidSpec
-from headway.evaluation.estimators import pass_at_k
+from headway.evaluation.estimators import is_right, pass_at_k
 from headway.evaluation.intervals import Estimate, difference
 from headway.evaluation.metrics import ALL, Prompt, outcome
 from headway.evaluation.paired import permutation_test, sign_test
@@ -113,7 +113,7 @@ def _contrasts(name: str, pairs: _Pairs, pass_reward: float) -> Iterable[Contras
         return prompt.mean
 
     def passed(prompt: Prompt) -> float | None:
-        right = sum(reward >= pass_reward for reward in prompt.rewards)
+        right = sum(is_right(reward, pass_reward) for reward in prompt.rewards)
         return pass_at_k(len(prompt.rewards), right, k)
 
     k = min(max(p.n for p in pairs.a), max(p.n for p in pairs.b))

@@ -19,6 +19,11 @@ EXACT_VOTES = 32
 _DRAWS = 256  # random subsets a prompt
 
 
+def is_right(reward: float, pass_reward: float) -> bool:
+    """Whether a reward passes; weights that add up to 0.999… for 1 do."""
+    return reward >= pass_reward - 1e-9
+
+
 def pass_at_k(num_graded: int, num_right: int, k: int) -> float | None:
     """Chance that at least one of k completions is right: 1 - C(g - c, k) / C(g, k).
 

@@ -19,6 +19,7 @@ from functools import lru_cache
 from statistics import NormalDist, fmean
 
 CONFIDENCE = 0.95
+_ROUNDING = 1e-9
 
 _NORMAL_FROM = 2000  # degrees of freedom from which Student's t is taken as normal
 
@@ -52,9 +53,9 @@ def estimate(values: Sequence[float]) -> Estimate | None:
         return Estimate(mean, None, None, None, 1)
     stderr = standard_error(values)
     t = t_quantile(0.5 + CONFIDENCE / 2, count - 1)
-    if min(values) < 0 or max(values) > 1:
+    if min(values) < -_ROUNDING or max(values) > 1 + _ROUNDING:
         return Estimate(mean, stderr, mean - t * stderr, mean + t * stderr, count)
-    low, high = _wilson(mean, stderr, count, t)
+    low, high = _wilson(min(1.0, max(0.0, mean)), stderr, count, t)
     return Estimate(mean, stderr, low, high, count)
 
 

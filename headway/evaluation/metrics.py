@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
-from headway.evaluation.estimators import best_at_k, maj_at_k, pass_at_k, worst_at_k
+from headway.evaluation.estimators import best_at_k, is_right, maj_at_k, pass_at_k, worst_at_k
 from headway.evaluation.intervals import Estimate, estimate
 from headway.evaluation.records import PromptRecord
 from headway.evaluation.votes import Voter
@@ -144,7 +144,7 @@ def _picks(n: int, voted: bool, pass_reward: float) -> dict[str, Pick]:
 
     def add(k: int) -> None:
         picks[f"pass@{k}"] = lambda p: pass_at_k(
-            len(p.rewards), sum(reward >= pass_reward for reward in p.rewards), k
+            len(p.rewards), sum(is_right(reward, pass_reward) for reward in p.rewards), k
         )
         if k == 1:
             return

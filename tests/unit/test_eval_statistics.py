@@ -131,6 +131,7 @@ def test_an_interval_stays_open_where_all_prompts_are_alike():
     right, wrong = estimate([1.0] * 20), estimate([0.0] * 20)
     assert (right.stderr, right.high, right.low) == (0.0, 1.0, near(1 / (1 + share)))
     assert (wrong.stderr, wrong.low, wrong.high) == (0.0, 0.0, near(share / (1 + share)))
+    assert estimate([1.0000000000000002] * 3).high == 1.0  # a last bit is not beyond 1
     half = estimate([0.5] * 3)
     assert (half.stderr, half.low, half.high) == (0.0, 0.5, 0.5)
     beyond = estimate([3.0] * 3)

@@ -127,6 +127,7 @@ def test_a_reward_is_right_from_the_threshold_on():
     records = [prompt(0, [0.2, 0.8]), prompt(1, [0.2, 0.2])]
     assert values(tables(records)[0])["pass@2"] == 0.0
     assert values(tables(records, pass_reward=0.8)[0])["pass@2"] == 0.5
+    assert values(tables([prompt(0, [0.7 + 0.2 + 0.1])])[0])["pass@1"] == 1.0  # 0.9999999999999999
 
 
 @pytest.mark.parametrize(("n", "ks"), [(1, []), (2, [2]), (3, [2, 3]), (4, [2, 4]), (6, [2, 4, 6])])
