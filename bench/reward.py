@@ -4,14 +4,15 @@
 
 The service runs as a user starts it, with two workers; a client in this process sends requests of
 64 items, eight at a time. The baseline calls the bare library on the same items in a plain loop in
-this process: for `math` math-verify's parse and verify, for `code` one Python process a program,
-for `numeric` the grader's own function. Rounds take turns, so both meet the same machine, and
-no item is sent twice: nothing comes from the cache.
+this process: for `math` math-verify's parse and verify, for `code` one Python process a test case
+without any sandbox, for `numeric` the grader's own function. Rounds take turns, so both meet the
+same machine, and no item is sent twice: nothing comes from the cache.
 
 `per_worker` is items a second through the service over twice the plain loop's: 1 where each of two
 workers is as fast as the loop alone. On two cores the service and the client share them with
 the workers, so `cpu_ratio` says the same of CPU time: seconds of the loop over those of
-service, workers and client together. A last round kills a worker every half a second.
+service, workers and client together. A last round kills a worker every two
+seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ROOT = Path(__file__).parents[1]
 NUM_WORKERS = 2
 REQUEST_ITEMS = 64
 REQUESTS_AT_ONCE = 8
-KILL_EVERY_S = 0.5
+KILL_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,36 @@ def bare_math() -> Callable[[ScoreItem], float]:
     return lambda item: float(verify(parse(f"${item.item['answer']}$"), parse(item.completion)))
 
 
+def code_item(n: int) -> tuple[ScoreItem, float]:
+    """A program that adds what it reads; every third is off by one."""
+    off = " + 1" if n % 3 == 0 else ""
+    program = f"numbers = [int(part) for part in input().split()]\nprint(sum(numbers){off})  # {n}"
+    cases = [{"input": f"{n} {k}\n", "output": f"{n + k}\n"} for k in (1, 2)]
+    text = f"We read the numbers and add them.\n```python\n{program}\n```"
+    return ScoreItem("Add the numbers.", text, {"cases": cases}), float(n % 3 != 0)
+
+
+def bare_code() -> Callable[[ScoreItem], float]:
+    """A Python process a case, with a time limit and nothing else."""
+
+    def score(item: ScoreItem) -> float:
+        program = item.completion.split("```python\n")[1].split("\n```")[0]
+        for case in item.item["cases"]:
+            command = [sys.executable, "-I", "-S", "-c", program]
+            done = subprocess.run(
+                command, input=case["input"], capture_output=True, text=True, timeout=10
+            )
+            if done.returncode or done.stdout.split() != case["output"].split():
+                return 0.0
+        return 1.0
+
+    return score
+
+
 LOADS = {
     "numeric": Load({"type": "numeric"}, numeric_item, bare_numeric),
     "math": Load({"type": "math"}, math_item, bare_math),
+    "code": Load({"type": "code", "cases": "{{item.cases}}"}, code_item, bare_code),
 }
 
 

@@ -23,6 +23,8 @@ from services.reward.worker import Worker, WorkerDied
 
 log = get_logger(__name__)
 _MAX_FAILED_STARTS = 3
+_MAX_FAILED_RESTARTS = 12  # what came up once was killed from outside, or the machine is full
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _MAX_FAILED_PREPARATIONS = 2
 _RETRIED_BATCH = 8  # what a failure left over is shared out finely: it may hold more of the kind
 _PATIENT_FROM = 4  # answers to come: read several at a time
@@ -112,7 +114,8 @@ class WorkerPool:
         old = self._workers.pop(slot, None)
         if old is not None:
             await old.stop()
-        for attempt in range(1, _MAX_FAILED_STARTS + 1):
+        at_most = _MAX_FAILED_STARTS if reason == "start" else _MAX_FAILED_RESTARTS
+        for attempt in range(1, at_most + 1):
             try:
                 settings = self._settings
                 self._workers[slot] = await Worker.start(
@@ -123,11 +126,12 @@ class WorkerPool:
                 )
             except (WorkerDied, TimeoutError, OSError) as error:
                 log.warning("start %d of grader worker %d failed: %s", attempt, slot, error)
+                await asyncio.sleep(min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S))
                 continue
             metrics.WORKER_STARTS.labels(reason).inc()
             return
         raise Unavailable(
-            f"no grader worker came up in {_MAX_FAILED_STARTS} attempts; its own error stands above"
+            f"no grader worker came up in {at_most} attempts; its own error stands above"
             f" (its memory limit is {self._settings.memory_bytes >> 20} MiB)"
         )
 
