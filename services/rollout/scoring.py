@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from prometheus_client import Counter
+
 from headway.errors import HeadwayError, NoCapacity, Unavailable
 from headway.graders import validate_grader
 from headway.jobspec import JobSpec
@@ -23,6 +25,10 @@ from services.rollout.sources import TRAINING, TicketSource
 log = get_logger(__name__)
 _FIRST_PAUSE_S = 0.2  # before a second scoring; doubles
 ZERO_VARIANCE = "zero_variance"
+NULLS = Counter(
+    "headway_rollout_null_rewards", "Completions without a reward, and what their group comes to",
+    ["error_kind", "then"],
+)  # fmt: skip
 
 
 class Scores(Protocol):
@@ -97,6 +103,7 @@ async def score_group(
         answers = await _scores(scores, request_id, job_id, grader, spec.reward.timeout_s, items)
         for i, answer in zip(missing, answers, strict=True):
             scored[i] = _with_score(scored[i], answer)
+        _count(answers, "rescore" if number + 1 < rounds else _last_resort(spec, source))
     failed = next((completion for completion in scored if completion.reward is None), None)
     kind, message = (failed.error_kind, failed.error_message) if failed is not None else ("", "")
     reason = _judge(scored, kind, spec) if source.pinned is None else ""
@@ -125,6 +132,19 @@ async def _scores(
         except HeadwayError as error:
             log.warning("scoring failed: %s", error, extra={"job_id": job_id})
             return (Score(None, error_kind=error.kind, error_message=str(error)),) * len(items)
+
+
+def _last_resort(spec: JobSpec, source: TicketSource) -> str:
+    """What becomes of a group that has a null when it is not scored again."""
+    if source.pinned is not None:
+        return "keep"
+    return "fail" if spec.reward.on_error == "fail" else "drop_group"
+
+
+def _count(answers: Sequence[Score], then: str) -> None:
+    for answer in answers:
+        if answer.reward is None:
+            NULLS.labels(answer.error_kind or "unknown", then).inc()
 
 
 def _with_score(completion: Completion, score: Score) -> Completion:

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from prometheus_client import REGISTRY
 
 from headway import graders
 from headway.errors import (
@@ -17,6 +18,11 @@ from tests.support.rollout_stand import FlawedEngine, Graders, digits_sum, job, 
 from tests.support.virtual_time import run_virtual
 
 FAILED = Score(None, error_kind="timeout", error_message="grader 'judge' took 10 s")
+
+
+def nulls(kind, then):
+    labels = {"error_kind": kind, "then": then}
+    return REGISTRY.get_sample_value("headway_rollout_null_rewards_total", labels) or 0.0
 
 
 def test_survivors_of_failed_scorings_are_no_group():  # S055
@@ -42,6 +48,7 @@ def test_rescoring_asks_only_for_what_failed_under_new_request_ids():
         def second_time(item, call):
             return digits_sum(item) if call > 2 or "7" in item.completion else FAILED
 
+        before = {then: nulls("timeout", then) for then in ("rescore", "drop_group", "fail")}
         spec = job(on_error="rescore", max_rescores=2)
         async with stand(spec, num_tickets=1, graders=Graders(second_time)) as it:
             await it.reaches("delivered", 1)
@@ -50,13 +57,21 @@ def test_rescoring_asks_only_for_what_failed_under_new_request_ids():
             assert asked[1] == asked[2] == [t for t in asked[0] if "7" not in t] != asked[0]
             assert len({request_id for request_id, _ in it.graders.calls}) == 3
             assert it.events.rows == []
+        failed = sum("7" not in text for text in asked[0])
+        assert nulls("timeout", "rescore") - before["rescore"] == 2 * failed
 
+        before["rescore"] += 2 * failed
         always = Graders(lambda item, call: FAILED)
         async with stand(spec, num_tickets=2, graders=always) as it:
             await it.reaches("filtered", 2)
             assert len(always.calls) == 6
             assert await it.count("reasons") == {"reward_error:timeout": 2}
             assert len(it.events.rows) == 1  # one for the kind, not one a group
+        assert nulls("timeout", "rescore") - before["rescore"] == 2 * 2 * 4  # two rounds of two
+        assert nulls("timeout", "drop_group") - before["drop_group"] == 2 * 4
+        async with stand(job(on_error="fail"), num_tickets=1, graders=always) as it:
+            await it.reaches("filtered", 1)
+        assert nulls("timeout", "fail") - before["fail"] == 4
 
     run_virtual(main())
 
