@@ -67,6 +67,7 @@ class Visit:
         self._told: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._error: HeadwayError | None = None
+        self.outcome = "ok"  # or the kind of error that a stream has told
 
     async def end(self, error: HeadwayError) -> None:
         """Nothing of it is in the engine any more; whoever reads `pieces` gets this error next."""
@@ -92,6 +93,7 @@ class Visit:
             while left:
                 index, piece = await self._told.get()
                 if isinstance(piece, Exception):
+                    self.outcome = getattr(piece, "kind", HeadwayError.kind)
                     raise piece
                 left -= piece.finish_reason is not None
                 yield index, piece
@@ -172,7 +174,7 @@ class Visits:
         try:
             visit = self._admit(name, version)
             yield visit
-            outcome = "ok"
+            outcome = visit.outcome
         except (asyncio.CancelledError, GeneratorExit):
             outcome = "gone"
             raise

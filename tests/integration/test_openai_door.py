@@ -337,3 +337,56 @@ async def test_tokens_open_it_as_other_doors(tmp_path):
             await it.chat()
         it.client.api_key = user
         assert (await it.chat()).choices
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"model": 1e999}',
+        b'{"prompt": "\\ud800", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"prompt": [[1], "x"], "messages": [[]]}',
+        b'{"prompt": [99999999999999999999], "messages": {"role": "user"}}',
+        b'{"prompt": [], "messages": "hello"}', b'{"prompt": [[]], "messages": [null]}',
+        b'{"prompt": "", "messages": [{"role": "user"}], "top_p": NaN}',
+        b'{"prompt": "x", "messages": [{"role": "user"}], "n": 1e9}',
+        b'{"prompt": "x", "messages": [{"role": "user"}], "seed": 1e30}',
+        b"[" * 100_000,
+    ],
+)  # fmt: skip
+async def test_rubbish_is_a_faulty_request_and_the_next_one_is_answered(path, body):
+    async with door() as it:
+        async with httpx.AsyncClient() as raw:
+            headers = {"content-type": "application/json"}
+            answer = await raw.post(f"{it.url}/v1/{path}", content=body, headers=headers)
+            assert answer.status_code == 400, answer.text
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert (await it.chat()).choices and not it.visits._in
+
+
+async def test_a_body_that_is_too_long_and_a_version_that_is_none_are_refused():
+    async with door() as it:
+        with pytest.raises(openai.APIStatusError) as caught:
+            await it.text(prompt="x" * (2 << 20))
+        assert caught.value.status_code == 413
+        with pytest.raises(openai.BadRequestError, match="weight-version"):
+            await it.text(extra_headers={"x-headway-weight-version": "newest"})
+
+
+async def test_a_flood_is_answered_or_turned_away_and_leaves_nothing_behind():
+    async with door(max_visits=5, at_once=3, length=50) as it:
+        asked = [it.chat(max_tokens=50, n=1 + i % 3, stream=i % 4 == 0) for i in range(120)]
+        done = await asyncio.gather(*asked, return_exceptions=True)
+        answered = 0
+        for one in done:
+            if isinstance(one, openai.RateLimitError):
+                continue
+            if isinstance(one, openai.AsyncStream):
+                assert [chunk async for chunk in one]
+            answered += 1
+        assert answered >= 5 and not [d for d in done if type(d) is Exception]
+        await it.sampling(0)
+        while it.visits._in:  # noqa: ASYNC110 - the last ones are on their way out
+            await asyncio.sleep(0.005)
+        assert it.visits._room._value == 3
+        assert (await it.chat()).choices
