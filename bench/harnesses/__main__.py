@@ -28,8 +28,9 @@ from typing import Any
 import httpx
 
 from headway.adapters.own_service import OwnService
-from headway.adapters.scoring import Answer, Grading, mean_of_scored
+from headway.adapters.scoring import Grading, mean_of_scored
 from headway.leash import leashed
+from headway.messages import ScoreItem
 from headway.models import resolve_model
 from headway.ports import free_port
 
@@ -74,11 +75,12 @@ def model_server(model: str, token: str, log: Path) -> Iterator[str]:
         )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     try:
+        probe = httpx.Client(base_url=url, trust_env=False)
         while process.poll() is None:
             with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{url}/readyz", trust_env=False).is_success:
+                if probe.get("/readyz").is_success:
                     break
-            time.sleep(0.2)
+            time.sleep(0.5)
         else:
             sys.exit(f"the model server ended:\n{log.read_text()}")
         yield url
@@ -89,7 +91,7 @@ def model_server(model: str, token: str, log: Path) -> Iterator[str]:
 
 def graded(pairs: list[tuple[str, str]]) -> float:
     """Headway's own mean reward of (completion, reference) pairs."""
-    answers = [Answer(text, {"answer": answer}) for text, answer in pairs]
+    answers = [ScoreItem(None, text, {"answer": answer}) for text, answer in pairs]
     return mean_of_scored([score.reward for score in Grading(GRADER).score(answers)])
 
 

@@ -9,8 +9,9 @@ from datasets import load_dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from headway.adapters.scoring import Answer, Grading
+from headway.adapters.scoring import Grading
 from headway.adapters.trl import HeadwayReward
+from headway.messages import ScoreItem
 
 GRADER = json.loads(os.environ["SUMS_GRADER"])
 
@@ -51,7 +52,7 @@ def main() -> None:
     )  # fmt: skip
     trainer.train()
     logged = [row for row in trainer.state.log_history if "reward" in row]
-    answers = [Answer(text, {"answer": answer}) for text, answer, _ in reward.rows]
+    answers = [ScoreItem(None, text, {"answer": answer}) for text, answer, _ in reward.rows]
     ours = [score.reward for score in Grading(GRADER).score(answers)]
     json.dump({"theirs": [r for *_, r in reward.rows], "ours": ours, "logged": logged}, sys.stdout)
 

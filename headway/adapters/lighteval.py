@@ -15,7 +15,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headway.adapters.scoring import Answer, Grading, mean_of_scored
+from headway.adapters.scoring import Grading, mean_of_scored
+from headway.messages import ScoreItem
 
 
 class HeadwayComputation:
@@ -73,8 +74,8 @@ def mean_reward(rewards: Sequence[float]) -> float:
     return mean_of_scored([None if math.isnan(r) else r for r in rewards])
 
 
-def _answers(doc: Any, response: Any) -> list[Answer]:
+def _answers(doc: Any, response: Any) -> list[ScoreItem]:
     golds = list(doc.get_golds())
     answer = golds[0] if len(golds) == 1 else golds
     item = {"answer": answer, **(doc.specific or {})}
-    return [Answer(str(text), item, doc.query) for text in response.final_text]
+    return [ScoreItem(doc.query, str(text), item) for text in response.final_text]

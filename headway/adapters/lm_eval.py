@@ -16,7 +16,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headway.adapters.scoring import Answer, Grading, mean_of_scored, null_fraction
+from headway.adapters.scoring import Grading, mean_of_scored, null_fraction
+from headway.messages import ScoreItem
 
 Doc = Mapping[str, Any]
 
@@ -76,8 +77,8 @@ def _report(name: str, rewards: Sequence[float | None]) -> dict[str, float]:
     return {name: mean_of_scored(rewards), f"{name}_null": null_fraction(rewards)}
 
 
-def _answers(results: Sequence[Any], doc: Doc) -> list[Answer]:
-    return [Answer(str(text), dict(doc)) for text in _flat(results)]
+def _answers(results: Sequence[Any], doc: Doc) -> list[ScoreItem]:
+    return [ScoreItem(None, str(text), dict(doc)) for text in _flat(results)]
 
 
 def _flat(results: Any) -> list[Any]:

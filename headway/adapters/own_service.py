@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 
 import httpx
 
@@ -52,15 +53,12 @@ class OwnService:
         """Returns when it scores. Unavailable: it ended, or takes too long."""
         end = time.monotonic() + _START_S
         self._begun.wait()
-        while time.monotonic() < end:
-            if self._process is None or self._process.poll() is not None:
-                break
-            try:
-                if httpx.get(f"{self.address}/readyz", timeout=2.0, trust_env=False).is_success:
-                    return
-            except httpx.HTTPError:
-                pass  # nobody listens yet
-            time.sleep(_LOOK_EVERY_S)
+        with httpx.Client(base_url=self.address, trust_env=False, timeout=2.0) as probe:
+            while self.alive and time.monotonic() < end:
+                with suppress(httpx.HTTPError):  # nobody listens yet
+                    if probe.get("/readyz").is_success:
+                        return
+                time.sleep(_LOOK_EVERY_S)
         self.stop()
         raise Unavailable("no reward service could be started: " + "".join(self._last_words))
 

@@ -1,4 +1,7 @@
-"""Scores for harnesses that wait for them: one blocking call to a reward service."""
+"""Scores for harnesses that wait for them: one blocking call to a reward service.
+
+Over HTTP, where `headway.reward_blocking` has gRPC: harnesses fork, which gRPC does not survive.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import httpx
@@ -17,26 +19,16 @@ import httpx
 from headway.adapters.own_service import OwnService
 from headway.errors import HeadwayError, InvalidSpec, Unavailable
 from headway.graders import parse_grader_json
-from headway.messages import Score
+from headway.messages import Score, ScoreItem
 from headway.rest import client_options
+from headway.reward_blocking import requests_of
 
 SERVICE_VARIABLE = "HEADWAY_REWARD"
-_ITEMS_A_CALL = 512
 _ITEM_TIMEOUT_S = 10.0  # the service's own where a grader names none
 _SLACK_S = 60.0
 _PATIENCE_S = 60.0  # for a service that is full or away
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _LATER = frozenset({429, 502, 503, 504})
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One completion to score. `group`: the same for all completions of one prompt."""
-
-    completion: str
-    item: Mapping[str, Any] = field(default_factory=dict)
-    prompt: Any = None
-    group: str = ""
 
 
 class Grading:
@@ -57,25 +49,26 @@ class Grading:
             raise InvalidSpec(f"{given[:120]!r} is no reward service: write http://host:port")
         self.address = given.rstrip("/")
 
-    def score(self, answers: Sequence[Answer]) -> list[Score]:
-        """One score an answer, in order; one that could not be scored has reward None and a kind.
+    def score(self, items: Sequence[ScoreItem]) -> list[Score]:
+        """One score an item, in order; one that could not be scored has reward None and a kind.
 
         InvalidSpec: the service refuses the grader. Unavailable: no service answered for so long.
         """
-        scores: list[Score] = []
-        for part in _parts(answers):
-            scores += self._call(part)
-        return scores
+        found: dict[int, Score] = {}
+        for positions in requests_of(items):
+            scores = self._call([items[position] for position in positions])
+            found.update(zip(positions, scores, strict=True))
+        return [found[position] for position in range(len(items))]
 
-    def _call(self, answers: Sequence[Answer]) -> list[Score]:
-        items = [_item(answer) for answer in answers]
-        body = {"grader": self.grader, "items": items, "request_id": secrets.token_hex(12)}
+    def _call(self, items: Sequence[ScoreItem]) -> list[Score]:
+        rows = [_row(item) for item in items]
+        body = {"grader": self.grader, "items": rows, "request_id": secrets.token_hex(12)}
         text = json.dumps(body, default=str).encode("utf-8", "replace")
         limit_s = (self._spec.timeout_s or _ITEM_TIMEOUT_S) * (len(items) + 1) + _SLACK_S
-        rows = _post(self.address, text, limit_s)["results"]
-        if len(rows) != len(items):
-            raise HeadwayError(f"the reward service gave {len(rows)} scores for {len(items)}")
-        return [Score(**row) for row in rows]
+        results = _post(self.address, text, limit_s)["results"]
+        if len(results) != len(items):
+            raise HeadwayError(f"the reward service gave {len(results)} scores for {len(items)}")
+        return [Score(**result) for result in results]
 
 
 def mean_of_scored(rewards: Sequence[float | None]) -> float:
@@ -90,22 +83,10 @@ def null_fraction(rewards: Sequence[float | None]) -> float:
     return nulls / len(rewards) if rewards else 0.0
 
 
-def _item(answer: Answer) -> dict[str, Any]:
-    row = {"completion": answer.completion, "item": answer.item, "prompt": answer.prompt}
-    return row | ({"group": answer.group} if answer.group else {})
-
-
-def _parts(answers: Sequence[Answer]) -> Iterator[Sequence[Answer]]:
-    """Pieces of about `_ITEMS_A_CALL`; a group that stands together stays together."""
-    first = 0
-    while first < len(answers):
-        last = first + _ITEMS_A_CALL
-        while 0 < last < len(answers) and answers[last].group and (
-            answers[last].group == answers[last - 1].group
-        ):  # fmt: skip
-            last += 1
-        yield answers[first:last]
-        first = last
+def _row(item: ScoreItem) -> dict[str, Any]:
+    known = {"group": item.group, "num_tokens": item.num_tokens}
+    row = {"completion": item.completion, "item": item.item, "prompt": item.prompt}
+    return row | {name: value for name, value in known.items() if value not in ("", None)}
 
 
 # -- links: one a process and address, so that a fork makes its own
@@ -136,18 +117,20 @@ def _post(address: str, body: bytes, limit_s: float) -> Any:
     timeout = httpx.Timeout(limit_s, connect=5.0)
     headers = {"Content-Type": "application/json"}
     while True:
-        link = _link(address)
+        link, hint_s = _link(address), 0.0
         try:
             answer = link.post("/v1/score", content=body, headers=headers, timeout=timeout)
             if answer.is_success:
                 return answer.json()
             if answer.status_code not in _LATER or time.monotonic() > give_up:
                 _refused(answer)
+            hint = answer.headers.get("retry-after", "")
+            hint_s = min(float(hint), _LONGEST_PAUSE_S) if hint.isdecimal() else 0.0
         except httpx.HTTPError as error:
             if time.monotonic() > give_up:
                 where = address or "the reward service of this process"
                 raise Unavailable(f"{where}: {error or type(error).__name__}") from None
-        time.sleep(pause_s)
+        time.sleep(hint_s or pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 

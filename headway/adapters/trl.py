@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from headway.adapters.scoring import Answer, Grading, null_fraction
+from headway.adapters.scoring import Grading, null_fraction
+from headway.messages import ScoreItem
 
 # What TRL passes besides the data set's columns.
-_NOT_COLUMNS = frozenset({"completion_ids", "trainer_state", "environments", "log_extra"})
+_NOT_COLUMNS = frozenset({"trainer_state", "environments", "log_extra"})
 
 
 class HeadwayReward:
@@ -35,6 +37,7 @@ class HeadwayReward:
         self,
         prompts: Sequence[Any],
         completions: Sequence[Any],
+        completion_ids: Sequence[Sequence[int]] | None = None,
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
@@ -46,23 +49,23 @@ class HeadwayReward:
             and isinstance(values, (list, tuple))
             and len(values) == len(completions)
         }
-        answers = []
+        items = []
         for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             item = {name: values[place] for name, values in rows.items()}
             group = json.dumps([prompt, item], sort_keys=True, default=str)
-            answers.append(Answer(_text(completion), item, prompt, group))
-        rewards = [score.reward for score in self._grading.score(_numbered(answers))]
+            length = len(completion_ids[place]) if completion_ids is not None else None
+            items.append(ScoreItem(prompt, _text(completion), item, group, length))
+        rewards = [score.reward for score in self._grading.score(_numbered(items))]
         if log_metric is not None:
             log_metric(f"rewards/{self.__name__}/null", null_fraction(rewards))
         return rewards
 
 
-def _numbered(answers: Sequence[Answer]) -> list[Answer]:
+def _numbered(items: Sequence[ScoreItem]) -> list[ScoreItem]:
     """The same with short names of groups."""
     numbers: dict[str, int] = {}
     return [
-        Answer(a.completion, a.item, a.prompt, f"g{numbers.setdefault(a.group, len(numbers))}")
-        for a in answers
+        replace(item, group=f"g{numbers.setdefault(item.group, len(numbers))}") for item in items
     ]
 
 

@@ -3,7 +3,6 @@ bench/harnesses.py."""
 
 import asyncio
 import copy
-import itertools
 import math
 import os
 import pickle
@@ -16,9 +15,10 @@ import pytest
 from headway.adapters import scoring
 from headway.adapters.lighteval import HeadwayComputation, mean_reward
 from headway.adapters.lm_eval import HeadwayFilter, HeadwayMetric, rewards_given
-from headway.adapters.scoring import Answer, Grading, mean_of_scored
+from headway.adapters.scoring import Grading, mean_of_scored
 from headway.adapters.trl import HeadwayReward
 from headway.errors import InvalidSpec
+from headway.messages import ScoreItem
 from tests.support.desk import Service
 
 LAST = {"type": "numeric", "extract": "last"}
@@ -94,6 +94,9 @@ def test_trl_gets_a_reward_a_completion_and_none_for_nulls(address):
     assert got == [1.0, 0.0, None] and reward.__name__ == "sums"
     assert logged == {"rewards/sums/null": pytest.approx(1 / 3)}
     assert reward(prompts=["?"], completions=["3"], answer=["3"]) == [1.0]
+    short = HeadwayReward({"type": "length", "unit": "tokens", "max": 2}, address)
+    ids = [[1, 2], [1, 2, 3], []]
+    assert short(prompts=["?"] * 3, completions=["a", "b", ""], completion_ids=ids) == [1, 0, 1]
 
 
 def test_a_harness_may_copy_and_pickle_it(address):
@@ -115,7 +118,10 @@ def test_faulty_graders_and_addresses_are_said_at_once(monkeypatch):
 def test_without_an_address_a_service_of_its_own_scores_and_is_started_again(monkeypatch):
     monkeypatch.delenv("HEADWAY_REWARD", raising=False)
     grading = Grading(LAST)
-    answers = [Answer("3", {"answer": "3"}), Answer("4", {"answer": "3"}), Answer("4", {})]
+    answers = [
+        ScoreItem(None, *pair)
+        for pair in (("3", {"answer": "3"}), ("4", {"answer": "3"}), ("4", {}))
+    ]
     assert [s.reward for s in grading.score(answers)] == [1.0, 0.0, None]
     own = scoring._links[(os.getpid(), "")][1]
     process = psutil.Process(own._process.pid)
@@ -133,11 +139,3 @@ def test_without_an_address_a_service_of_its_own_scores_and_is_started_again(mon
 def test_means_leave_nulls_out():
     assert mean_of_scored([1.0, None, 0.0, math.nan]) == 0.5
     assert math.isnan(mean_of_scored([None])) and math.isnan(mean_of_scored([]))
-
-
-def test_groups_stay_together_however_many_items_there_are():
-    answers = [Answer("x", group=f"g{n // 3}") for n in range(1600)]
-    parts = list(scoring._parts(answers))
-    assert [a for part in parts for a in part] == answers
-    for one, other in itertools.pairwise(parts):
-        assert one[-1].group != other[0].group and len(one) >= 512

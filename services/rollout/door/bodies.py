@@ -7,6 +7,7 @@ no answer is quietly another than the one that was asked for.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -86,6 +87,10 @@ class SamplingBody(BaseModel):
     def _without_what_is_not_here(cls, raw: Any) -> Any:
         if not isinstance(raw, dict):
             return raw
+        try:
+            json.dumps(raw, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text holds half a surrogate pair, which is no character") from None
         given = {key: value for key, value in raw.items() if value is not None}
         for key in given.keys() & _NOT_HERE.keys():
             if given[key] not in _NOT_HERE[key]:

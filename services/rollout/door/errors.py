@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any
@@ -13,12 +14,12 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from headway.errors import HeadwayError, InvalidSpec, NotFound
+from headway.errors import HeadwayError, InvalidSpec, NotFound, sayable
 from headway.telemetry import get_logger
 from headway.web import fault_of
 
 log = get_logger(__name__)
-_RETRY_AFTER_S = "1"
+_RETRY_AFTER_S = 1.0
 
 
 class Gone(HeadwayError):
@@ -38,8 +39,7 @@ def body_of(error: HeadwayError) -> dict[str, Any]:
     status = status_of(error)
     kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
     code = "model_not_found" if isinstance(error, NotFound) else error.kind
-    message = str(error).encode("utf-8", "backslashreplace").decode()
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    return {"error": {"message": sayable(str(error)), "type": kind, "param": None, "code": code}}
 
 
 def event_of(error: HeadwayError) -> str:
@@ -49,7 +49,8 @@ def event_of(error: HeadwayError) -> str:
 
 def answer_of(error: HeadwayError) -> JSONResponse:
     """The whole answer."""
-    headers = {"Retry-After": _RETRY_AFTER_S} if error.retryable else {}
+    after_s = math.ceil(error.retry_after_s or _RETRY_AFTER_S)
+    headers = {"Retry-After": str(after_s)} if error.retryable else {}
     return JSONResponse(body_of(error), status_of(error), headers)
 
 
