@@ -8,8 +8,11 @@ into (`inside/asserts.py`).
 from __future__ import annotations
 
 import json
+import marshal
+import py_compile
 import re
 import struct
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
@@ -19,7 +22,7 @@ from typing import Any
 from services.reward import sandbox
 from services.reward.grading import clock
 from services.reward.grading.code_cases import Case, read_cases, same_text, same_value
-from services.reward.grading.inside.wire import decode, encode
+from services.reward.grading.inside.wire import NotPlain, decode, encode
 from services.reward.grading.outcome import BadInput, Graded, GradingError
 from services.reward.grading.sample import Grade, Sample, text_of, value_of
 
@@ -91,7 +94,7 @@ def _run_cases(
         "stop_at_break": spec["score"] == "all", "output_bytes": _CASE_OUTPUT,
         "cases": [_given(case) for case in cases],
     }  # fmt: skip
-    outcome = _run("cases.py", json.dumps(job).encode(), len(cases), spec, view)
+    outcome = _run("cases.pyc", marshal.dumps(job), len(cases), spec, view)
     results = _lines(outcome.stdout)
     ended = [
         _case_outcome(case, result, spec["tolerance"])
@@ -106,7 +109,10 @@ def _run_cases(
 def _given(case: Case) -> dict[str, Any]:
     if case.stdin is not None:
         return {"stdin": case.stdin}
-    return {"args": encode(list(case.args)), "kwargs": encode(dict(case.kwargs or {}))}
+    try:
+        return {"args": encode(list(case.args)), "kwargs": encode(dict(case.kwargs or {}))}
+    except NotPlain as error:
+        raise BadInput(f"the arguments of a case are {error}") from None
 
 
 def _case_outcome(case: Case, result: Mapping[str, Any], tolerance: float) -> str:
@@ -134,9 +140,9 @@ def _run_tests(
 ) -> list[str]:  # fmt: skip
     """How each unit of the tests ended. GradingError where they cannot be run this way."""
     parts = ({"program": program, **_case_limits(spec)}, {"tests": tests, "function": function})
-    texts = [json.dumps(part).encode() for part in parts]
+    texts = [marshal.dumps(part) for part in parts]
     stdin = b"".join(struct.pack("!I", len(text)) + text for text in texts)
-    outcome = _run("asserts.py", stdin, 1, spec, view)
+    outcome = _run("asserts.pyc", stdin, 1, spec, view)
     total, ended, complete = 0, list[str](), False
     for line in _lines(outcome.stdout):
         if "unsupported" in line:
@@ -193,8 +199,15 @@ def _case_limits(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _drivers() -> dict[str, bytes]:
-    folder = Path(__file__).with_name("inside")
-    return {path.name: path.read_bytes() for path in folder.glob("*.py") if path.stem[0] != "_"}
+    """Compiled: programs start often."""
+    compiled = {}
+    with tempfile.TemporaryDirectory(prefix="headway-") as folder:
+        for path in Path(__file__).with_name("inside").glob("[a-z]*.py"):
+            target = Path(folder, f"{path.stem}.pyc")
+            mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+            py_compile.compile(str(path), str(target), path.name, True, invalidation_mode=mode)
+            compiled[target.name] = target.read_bytes()
+    return compiled
 
 
 def _lines(stdout: bytes) -> list[dict[str, Any]]:

@@ -3,36 +3,38 @@
 Knows inputs and arguments, never what is expected: whatever a program does to this process, it
 finds no answer here, and what it writes in its stead is compared like any other output.
 
-    stdin  <- {"program", "function" or null, "cases": [{"stdin"} or {"args", "kwargs"}], limits}
+    stdin  <- {"program", "function" or None, "cases": [{"stdin"} or {"args", "kwargs"}], limits}
+              as marshal writes it
     stdout -> one JSON line a case: {"out" or "value", "code", "late", "flood", "err"}
 """
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import resource
 import select
-import signal
 import sys
 import time
-from contextlib import suppress
-from types import CodeType
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType
+    from typing import Any
 
 sys.path.insert(0, "/box")
-from program import as_main, execute, redirect  # type: ignore[import-not-found]
-from wire import NotPlain, decode, encode  # type: ignore[import-not-found]
+from program import as_main, complain, execute, redirect  # type: ignore[import-not-found]  # noqa: E402
+from wire import NotPlain, decode, dumps, encode  # type: ignore[import-not-found]  # noqa: E402
 
 sys.path[0] = "/packages"
 _CHUNK = 1 << 16
+_SIGKILL = 9
 _ERROR_BYTES = 4096
 
 
 def main() -> None:
     """Runs until the first case that breaks (`stop_at_break`) or the last."""
-    job = json.loads(sys.stdin.buffer.read())
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    job = marshal.load(sys.stdin.buffer)
     try:
         code: CodeType | None = compile(job["program"], "program.py", "exec")
         problem = ""
@@ -43,7 +45,7 @@ def main() -> None:
             result: dict[str, Any] = {"code": 1, "err": problem}
         else:
             result = _Case(code, case, job).play()
-        sys.stdout.write(json.dumps(result) + "\n")
+        sys.stdout.write(dumps(result) + "\n")
         sys.stdout.flush()
         if job["stop_at_break"] and (result["code"] or "late" in result or "flood" in result):
             return
@@ -69,14 +71,16 @@ class _Case:
         for descriptor in (inward, outward, errward):
             os.close(descriptor)
         ended = self._pump(os.pidfd_open(pid), feed, {out: 1, err: 2})
-        with suppress(OSError):
-            os.kill(-1, signal.SIGKILL)  # everything here but this process
+        try:  # noqa: SIM105  # contextlib is slow to import
+            os.kill(-1, _SIGKILL)  # everything here but this process
+        except OSError:
+            pass
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         for descriptor, number in ((out, 1), (err, 2)):
             while ended == "done" and self._read(descriptor, number):
                 ended = self._flooded() or ended
             os.close(descriptor)
-        result: dict[str, Any] = {"code": code if ended == "done" else -signal.SIGKILL}
+        result: dict[str, Any] = {"code": code if ended == "done" else -_SIGKILL}
         name = "out" if self._job["function"] is None else "value"
         result[name] = bytes(self._out[1]).decode("utf-8", "replace")
         result["err"] = bytes(self._out[2][-_ERROR_BYTES:]).decode("utf-8", "replace")
@@ -131,7 +135,6 @@ class _Case:
         (inward, _), (_, outward), (_, errward) = self._pipes
         cpu_s = self._job["cpu_s"]
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         if self._job["function"] is None:
             redirect(inward, outward, errward)
             os._exit(as_main(self._code))
@@ -141,8 +144,6 @@ class _Case:
 
 
 def _answer(code: CodeType, function: str, case: dict[str, Any], sink: int) -> None:
-    import traceback
-
     try:
         names = execute(code, "solution")
         target = names.get(function)
@@ -152,15 +153,14 @@ def _answer(code: CodeType, function: str, case: dict[str, Any], sink: int) -> N
             raise NameError(f"the program defines no {function}")
         value = target(*decode(case["args"]), **decode(case["kwargs"]))
         try:
-            data = json.dumps(encode(value)).encode()
+            data = dumps(encode(value)).encode()
         except (NotPlain, RecursionError, ValueError):
-            data = json.dumps(["?", type(value).__name__]).encode()
+            data = b'["?", "no plain data"]'
         view = memoryview(data)
         while view:
             view = view[os.write(sink, view) :]
     except BaseException:
-        traceback.print_exc(limit=-3)
-        sys.stderr.flush()
+        complain()
         os._exit(1)
     os._exit(0)
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import json
+import marshal
 import os
 import resource
-import struct
-from types import ModuleType
-from typing import Any
 
-from program import execute, redirect  # type: ignore[import-not-found]
-from wire import decode, encode  # type: ignore[import-not-found]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
-_LENGTH = struct.Struct("!I")
+from program import execute, redirect  # type: ignore[import-not-found]  # noqa: E402
+from wire import decode, dumps, encode  # type: ignore[import-not-found]  # noqa: E402
+
 _objects: dict[int, Any] = {}
 _keys = itertools.count()
 
@@ -31,8 +31,8 @@ def play(job: dict[str, Any], asked: int, answered: int) -> None:
         except BaseException as error:
             problem = error
         while True:
-            request = json.loads(_exactly(asked, _LENGTH.unpack(_exactly(asked, 4))[0]))
-            write(answered, _answer(request, names, problem))
+            request = marshal.loads(_exactly(asked, int.from_bytes(_exactly(asked, 4), "big")))
+            write(answered, dumps(_answer(request, names, problem)).encode())
     finally:
         os._exit(1)
 
@@ -47,10 +47,9 @@ def _exactly(descriptor: int, length: int) -> bytes:
     return data
 
 
-def write(descriptor: int, message: dict[str, Any]) -> None:
-    """One message, whole."""
-    body = json.dumps(message).encode()
-    view = memoryview(_LENGTH.pack(len(body)) + body)
+def write(descriptor: int, body: bytes) -> None:
+    """A length and a message, whole."""
+    view = memoryview(len(body).to_bytes(4, "big") + body)
     while view:
         view = view[os.write(descriptor, view) :]
 
@@ -68,7 +67,7 @@ def _answer(
         return {"error": kinds[0], "bases": kinds[1:], "message": str(error)[:500]}
 
 
-def _do(request: dict[str, Any], names: dict[str, Any]) -> tuple[Any, dict[int, Any]]:
+def _do(request: dict[str, Any], names: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     do = request["do"]
     if do == "names":
         return {name: value for name, value in names.items() if not name.startswith("__")}, {}
@@ -89,22 +88,23 @@ def _do(request: dict[str, Any], names: dict[str, Any]) -> tuple[Any, dict[int, 
         for value in target:
             return [value], {}
         return [], {}
-    return {"len": len, "str": str, "repr": repr, "iter": iter}[do](target), {}
+    plain: dict[str, Any] = {"len": len, "str": str, "repr": repr, "iter": iter}
+    return plain[do](target), {}
 
 
-def _changes(before: list[Any], args: list[Any]) -> dict[int, Any]:
+def _changes(before: list[Any], args: list[Any]) -> dict[str, Any]:
     """What a call did to its arguments."""
     changed = {}
     for position, (data, value) in enumerate(zip(before, args, strict=False)):
         if isinstance(value, list | dict | set | bytearray):
             now = encode(value, _other)
             if now != data:
-                changed[position] = now
+                changed[str(position)] = now
     return changed
 
 
 def _other(value: Any) -> Any:
-    if isinstance(value, ModuleType):
+    if isinstance(value, type(os)):
         return ["m", value.__name__]
     if isinstance(value, type) and issubclass(value, Exception):
         kinds = [kind.__name__ for kind in value.__mro__]

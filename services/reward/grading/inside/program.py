@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
-from types import CodeType, ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType
+    from typing import Any
 
 
 def execute(code: CodeType, name: str) -> dict[str, Any]:
     """Runs the program's top level as module `name`; its names."""
-    module = ModuleType(name)
+    module = type(sys)(name)
     module.__dict__["__file__"] = "/tmp/program.py"
     sys.modules[name] = module
     exec(code, module.__dict__)
@@ -23,7 +25,7 @@ def as_main(code: CodeType) -> int:
     exit_code = _guarded(lambda: execute(code, "__main__"))
     threading = sys.modules.get("threading")
     if threading is not None:
-        exit_code = _guarded(threading._shutdown) or exit_code  # type: ignore[attr-defined]
+        exit_code = _guarded(threading._shutdown) or exit_code
     import atexit
 
     atexit._run_exitfuncs()
@@ -41,9 +43,17 @@ def _guarded(deed: Any) -> int:
         print(stop.code, file=sys.stderr)
         return 1
     except BaseException:
-        traceback.print_exc(limit=-3)
+        complain()
         return 1
     return 0
+
+
+def complain() -> None:
+    """The present exception on stderr."""
+    import traceback
+
+    traceback.print_exc(limit=-3)
+    sys.stderr.flush()
 
 
 def redirect(stdin: int, stdout: int, stderr: int, kept: tuple[int, ...] = ()) -> None:

@@ -7,19 +7,17 @@ builtin types alone, so no `__eq__`, `__hash__` or `__bool__` of a program takes
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable
-from decimal import Decimal
-from fractions import Fraction
-from typing import Any
+from _json import encode_basestring_ascii as _quoted  # json itself is slow to import
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # so is typing
+    from collections.abc import Callable
+    from typing import Any
 
 _MAX_DEPTH = 100
 _BIG = 1 << 63
-_PLAIN_ITERABLES: tuple[tuple[type, str], ...] = (
-    (list, "l"), (tuple, "t"), (set, "s"), (frozenset, "z"),
-)  # fmt: skip
-_MAKE: dict[str, Callable[[Iterable[Any]], Any]] = {
-    "l": list, "t": tuple, "s": set, "z": frozenset,
-}  # fmt: skip
+_TAGS: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
+_MAKE: dict[str, type] = {tag: kind for kind, tag in _TAGS.items()}
 
 
 class NotPlain(TypeError):
@@ -39,7 +37,7 @@ def encode(value: Any, other: Callable[[Any], Any] | None = None, depth: int = 0
         return str.__str__(value)
     if depth > _MAX_DEPTH:
         raise NotPlain("nested too deeply")
-    for kind, tag in _PLAIN_ITERABLES:
+    for kind, tag in _TAGS.items():
         if isinstance(value, kind):
             parts = kind.__iter__(value)  # type: ignore[attr-defined]
             return [tag, [encode(part, other, depth + 1) for part in parts]]
@@ -54,14 +52,17 @@ def _rare(value: Any, other: Callable[[Any], Any] | None, depth: int) -> Any:
         return ["b", bytes(value).hex()]
     if isinstance(value, complex):
         return ["c", [value.real, value.imag]]
-    if isinstance(value, Decimal):
+    module = type(value).__module__
+    if module == "decimal" and type(value).__name__ == "Decimal":
         return ["D", str(value)]
-    if isinstance(value, Fraction):
+    if module == "fractions" and type(value).__name__ == "Fraction":
         return ["F", [encode(value.numerator), encode(value.denominator)]]
-    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+    if module == "numpy" and hasattr(value, "tolist"):
         return encode(value.tolist(), other, depth + 1)
-    if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
-        return ["T", value.__name__]
+    if isinstance(value, type):
+        name = type.__dict__["__name__"].__get__(value)
+        if getattr(builtins, name, None) is value:
+            return ["T", name]
     if other is None:
         raise NotPlain(f"{type(value).__name__} is no plain data")
     return other(value)
@@ -83,11 +84,31 @@ def decode(data: Any, other: Callable[[str, Any], Any] | None = None) -> Any:
     if tag == "c":
         return complex(*body)
     if tag == "D":
+        from decimal import Decimal
+
         return Decimal(body)
     if tag == "F":
+        from fractions import Fraction
+
         return Fraction(decode(body[0]), decode(body[1]))
     if tag == "T" and isinstance(getattr(builtins, body, None), type):
         return getattr(builtins, body)
     if other is None:
         raise ValueError(f"unknown tag {tag!r}")
     return other(tag, body)
+
+
+def dumps(data: Any) -> str:
+    """`encode`'s data, and dicts with texts as keys, as JSON."""
+    if data is None or isinstance(data, bool):
+        return {None: "null", True: "true", False: "false"}[data]
+    if isinstance(data, str):
+        return str(_quoted(data))
+    if isinstance(data, float):
+        text = float.__repr__(data)
+        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(text, text)
+    if isinstance(data, int):
+        return int.__repr__(data)
+    if isinstance(data, list):
+        return f"[{','.join(map(dumps, data))}]"
+    return f"{{{','.join(f'{dumps(key)}:{dumps(part)}' for key, part in data.items())}}}"
