@@ -20,7 +20,7 @@ demo: $(READY)  ## train a real model on this machine (JOB=examples/quickstart.y
 	$(BIN)/headway run $(JOB)
 
 test: $(READY)  ## all tests that need no GPU
-	bash scripts/system_packages.sh redis-server iproute2=ip
+	bash scripts/system_packages.sh redis-server iproute2=ip bubblewrap=bwrap
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore=tests/gpu -n 2 --dist loadfile
 
 test-gpu: $(READY)  ## the tests that need GPUs

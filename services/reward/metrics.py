@@ -24,3 +24,6 @@ CACHE = Counter(
 CACHED_ITEMS = Gauge("headway_reward_cached_items", "Rewards kept in the cache")
 QUEUED_ITEMS = Gauge("headway_reward_queued_items", "Items accepted and not yet scored")
 WORKER_STARTS = Counter("headway_reward_worker_starts", "Worker processes started", ["reason"])
+SANDBOX_HOLDS = Gauge(
+    "headway_reward_sandbox_holds", "1 where code may be run: the sandbox was tried and held"
+)

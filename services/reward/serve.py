@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from headway.fleet.agent import FleetAgent, describe_node
-from headway.lifecycle import Lifecycle
+from headway.lifecycle import Lifecycle, end_tasks
 from headway.pb import fleet_pb2, types_pb2
 from headway.ports import with_port
 from headway.rpc import grpc_server
 from headway.settings import ServiceSettings
 from headway.telemetry import get_logger
 from headway.web import http_url, make_app, serve_http
-from services.reward import rest, rpc
+from services.reward import metrics, rest, rpc, sandbox
+from services.reward.grading.outcome import SandboxUnavailable
 from services.reward.scoring import Scorer, ServiceLimits
 from services.reward.workers import PoolSettings, WorkerPool
 
@@ -88,10 +89,23 @@ async def main(
             extra={"address": server.address, "http_address": server.http_address},
         )
         agent = _join(settings, server, lifecycle)
+        trying = asyncio.create_task(_try_sandbox(), name="sandbox")
         await lifecycle.wait_stopping()
+        await end_tasks([trying])
         if agent is not None:
             agent.draining = True
             await agent.leave()
+
+
+async def _try_sandbox() -> None:
+    """Says at the start whether code can be graded here. Each worker sees for itself again."""
+    try:
+        await asyncio.to_thread(sandbox.require)
+    except SandboxUnavailable as error:
+        metrics.SANDBOX_HOLDS.set(0)
+        log.warning("graders that run code give null (sandbox_unavailable): %s", error)
+    else:
+        metrics.SANDBOX_HOLDS.set(1)
 
 
 def _join(

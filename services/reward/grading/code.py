@@ -11,6 +11,7 @@ import json
 import marshal
 import py_compile
 import re
+import resource
 import struct
 import tempfile
 from collections import Counter
@@ -173,13 +174,16 @@ def _run(
     driver: str, stdin: bytes, num_cases: int, spec: Mapping[str, Any], view: sandbox.View
 ) -> sandbox.Outcome:
     sandbox.require()
+    memory_bytes, most = spec["memory_mib"] << 20, resource.getrlimit(resource.RLIMIT_AS)[1]
+    if most != resource.RLIM_INFINITY and memory_bytes > most:
+        raise BadInput(f"memory_mib: a worker has {most >> 20} (--worker-memory-mib)")
     wall_s = min(clock.left_s() - _MARGIN_S, _LONGEST_S)
     if wall_s <= 0:
         raise OutOfTime("no time is left for the program: raise timeout_s")
     limits = sandbox.Limits(
         wall_s=wall_s,
         cpu_s=None,  # the driver gives each case its own
-        memory_bytes=spec["memory_mib"] << 20,
+        memory_bytes=memory_bytes,
         processes=_PROCESSES,
         output_bytes=min(num_cases * (_CASE_OUTPUT * 2 + 65536), _ALL_OUTPUT),
     )
