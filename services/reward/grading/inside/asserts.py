@@ -3,18 +3,16 @@
 The program runs in a fork made before the tests are read: they are in no memory it has, in no
 file, and no descriptor leads to them. `player` is its side, `judge` the other.
 
-    stdin  <- a length and {"program", limits}; then a length and {"tests", "function"}; marshal
+    stdin  <- a length and {"program", limits}; then a length and {"tests", "function"}
     stdout -> one JSON line a unit of the tests: {"ok": true} or {"ok": false, "err": text}
 """
 
 from __future__ import annotations
 
-import marshal
 import os
-import sys
 
-sys.path.insert(0, "/box")
-import player  # type: ignore[import-not-found]
+from services.reward.grading.inside import player
+from services.reward.grading.inside.wire import loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 def read_part() -> Any:
     """One length and message of stdin, and not a byte more."""
-    return marshal.loads(_take(int.from_bytes(_take(4), "big")))
+    return loads(_take(int.from_bytes(_take(4), "big")).decode())
 
 
 def _take(length: int) -> bytes:
@@ -43,17 +41,12 @@ def main() -> None:
     answer, answered = os.pipe()
     pid = os.fork()
     if pid == 0:
-        sys.path[0] = "/packages"
         player.play(job, asked, answered)
     os.close(asked)
     os.close(answered)
-    import judge  # type: ignore[import-not-found]
+    from services.reward.grading.inside import judge
 
-    sys.path[0] = "/packages"
     verdicts = os.dup(1)
     os.dup2(os.open("/dev/null", os.O_WRONLY), 1)  # what tests print goes nowhere
     judge.judge(judge.Link(ask, answer, job["wall_s"]), read_part(), pid, verdicts)
     os._exit(0)
-
-
-main()

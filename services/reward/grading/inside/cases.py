@@ -3,30 +3,27 @@
 Knows inputs and arguments, never what is expected: whatever a program does to this process, it
 finds no answer here, and what it writes in its stead is compared like any other output.
 
-    stdin  <- {"program", "function" or None, "cases": [{"stdin"} or {"args", "kwargs"}], limits}
-              as marshal writes it
+    stdin  <- {"program", "function" or null, "cases": [{"stdin"} or {"args", "kwargs"}], limits}
     stdout -> one JSON line a case: {"out" or "value", "code", "late", "flood", "err"}
 """
 
 from __future__ import annotations
 
-import marshal
 import os
 import resource
 import select
 import sys
 import time
 
+from services.reward.grading.inside.program import as_main, complain, execute, redirect
+from services.reward.grading.inside.wire import NotPlain, decode, dumps, encode, loads
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType
     from typing import Any
 
-sys.path.insert(0, "/box")
-from program import as_main, complain, execute, redirect  # type: ignore[import-not-found]  # noqa: E402
-from wire import NotPlain, decode, dumps, encode  # type: ignore[import-not-found]  # noqa: E402
 
-sys.path[0] = "/packages"
 _CHUNK = 1 << 16
 _SIGKILL = 9
 _ERROR_BYTES = 4096
@@ -34,7 +31,7 @@ _ERROR_BYTES = 4096
 
 def main() -> None:
     """Runs until the first case that breaks (`stop_at_break`) or the last."""
-    job = marshal.load(sys.stdin.buffer)
+    job = loads(sys.stdin.buffer.read().decode())
     try:
         code: CodeType | None = compile(job["program"], "program.py", "exec")
         problem = ""
@@ -163,6 +160,3 @@ def _answer(code: CodeType, function: str, case: dict[str, Any], sink: int) -> N
         complain()
         os._exit(1)
     os._exit(0)
-
-
-main()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 from _json import encode_basestring_ascii as _quoted  # json itself is slow to import
+from _json import make_scanner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # so is typing
@@ -112,3 +113,20 @@ def dumps(data: Any) -> str:
     if isinstance(data, list):
         return f"[{','.join(map(dumps, data))}]"
     return f"{{{','.join(f'{dumps(key)}:{dumps(part)}' for key, part in data.items())}}}"
+
+
+class _Reading:
+    """What `_json` asks its caller for, as `json` gives it."""
+
+    strict = True
+    object_hook = object_pairs_hook = None
+    parse_int, parse_float = int, float
+    parse_constant = float  # NaN, Infinity, -Infinity
+
+
+_scan = make_scanner(_Reading())
+
+
+def loads(text: str) -> Any:
+    """The value of JSON. ValueError or StopIteration for anything else."""
+    return _scan(text, 0)[0]
