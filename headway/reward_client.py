@@ -17,6 +17,7 @@ import grpc
 
 from headway.codec import score_from_pb, score_item_to_pb
 from headway.errors import Fault, HeadwayError, NoCapacity, Unavailable
+from headway.graders.outside import outside_limit_s
 from headway.messages import Score, ScoreItem
 from headway.pb import reward_pb2, reward_pb2_grpc
 from headway.rpc import channel, raise_headway
@@ -88,6 +89,7 @@ class RewardClient:
             items=[score_item_to_pb(item) for item in items],
         )
         deadline_s = spec["timeout_s"] * (len(items) + 1) + _SLACK_S
+        deadline_s += outside_limit_s(spec, len(items))
         response = await self._patiently("Score", request, deadline_s)
         if len(response.results) != len(items):
             raise HeadwayError(

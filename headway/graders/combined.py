@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from keyword import iskeyword
 from typing import ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from headway.graders.arithmetic import FUNCTIONS, compiled
+from headway.arithmetic import FUNCTIONS, compiled
 from headway.graders.spec import Combination, GraderSpec, check_parts, unknown_part
 
 
@@ -41,8 +41,6 @@ class Gate(GraderSpec):
     """
 
     DETERMINISTIC: ClassVar[bool] = True
-
-    model_config = ConfigDict(serialize_by_alias=True)
 
     type: Literal["gate"] = "gate"
     condition: SerializeAsAny[GraderSpec]

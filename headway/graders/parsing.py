@@ -14,8 +14,10 @@ from headway.graders.answers import Gsm8k, Math, MultipleChoice, Numeric
 from headway.graders.code import Code
 from headway.graders.combined import Formula, Gate, Sum
 from headway.graders.gym import ReasoningGym
+from headway.graders.judge import Judge
 from headway.graders.lengths import Length, Overlong
 from headway.graders.openai import translated
+from headway.graders.outside import Remote, RewardModel
 from headway.graders.python import Python
 from headway.graders.schemas import JsonSchema
 from headway.graders.similarity import TextSimilarity
@@ -44,6 +46,9 @@ GRADERS: dict[str, type[GraderSpec]] = {
     "sum": Sum,
     "gate": Gate,
     "formula": Formula,
+    "judge": Judge,
+    "reward_model": RewardModel,
+    "remote": Remote,
 }
 
 

@@ -26,7 +26,9 @@ def checked_template(text: str) -> str:
 class GraderSpec(BaseModel):
     """One grader. Frozen; refuses unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, serialize_by_alias=True
+    )
     GRADER_KEYS: ClassVar[tuple[str, ...]] = ()  # keys that hold one grader each
     DETERMINISTIC: ClassVar[bool] = False  # judges by the item alone: no clock, model or chance
 

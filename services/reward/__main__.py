@@ -28,9 +28,25 @@ def main(argv: list[str] | None = None) -> int:
         default=os.environ.get("HEADWAY_TRUST_FUNCTIONS") == "1",
         help="graders with sandbox: false run outside the sandbox (env HEADWAY_TRUST_FUNCTIONS=1)",
     )
+    add(
+        "--endpoints",
+        default=os.environ.get("HEADWAY_REWARD_ENDPOINTS", ""),
+        help="YAML file of what graders may ask by name (env HEADWAY_REWARD_ENDPOINTS)",
+    )
+    add(
+        "--allow-url",
+        action="append",
+        default=os.environ.get("HEADWAY_REWARD_ALLOW_URLS", "").split(),
+        help="URL below which graders may ask, or `public`; repeatable; none by default"
+        " (env HEADWAY_REWARD_ALLOW_URLS, separated by blanks)",
+    )
+    add("--ask-cache-mib", type=_whole, default=64, help="answers kept; 0: none")
     namespace = parser.parse_args(argv)
     try:
         settings = service_settings(namespace)
+        from services.reward.outside.endpoints import load_endpoints
+
+        endpoints = load_endpoints(namespace.endpoints, namespace.allow_url)
     except InvalidSpec as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -38,6 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     from headway.lifecycle import run
     from headway.telemetry import configure_logging
     from services.reward import serve
+    from services.reward.outside.lane import LaneSettings
     from services.reward.scoring import ServiceLimits
     from services.reward.workers import PoolSettings
 
@@ -55,7 +72,8 @@ def main(argv: list[str] | None = None) -> int:
         max_cached=namespace.cache_items,
         max_cached_bytes=namespace.cache_mib << 20,
     )
-    return run(lambda lifecycle: serve.main(settings, pool, limits, lifecycle))
+    asking = LaneSettings(endpoints, cache_bytes=namespace.ask_cache_mib << 20)
+    return run(lambda lifecycle: serve.main(settings, pool, limits, asking, lifecycle))
 
 
 def _whole(text: str) -> int:

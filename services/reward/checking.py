@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -42,10 +42,19 @@ def accepted(grader_json: str, max_timeout_s: float) -> GraderSpec:
     return grader
 
 
-def verdict_of(grader_json: str, item: Mapping[str, Any] | None, max_timeout_s: float) -> Verdict:
-    """What a request with this grader, and this item of the data, would come to."""
+def verdict_of(
+    grader_json: str,
+    item: Mapping[str, Any] | None,
+    max_timeout_s: float,
+    check: Callable[[GraderSpec], object],
+) -> Verdict:
+    """What a request with this grader, and this item of the data, would come to.
+
+    `check` raises InvalidSpec when the grader asks outside where it may not.
+    """
     try:
         grader = accepted(grader_json, max_timeout_s)
+        check(grader)
         if item is not None:
             validate_grader(json.loads(grader_json), item)
     except InvalidSpec as error:

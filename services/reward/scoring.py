@@ -14,7 +14,7 @@ import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.errors import Conflict, DeadlineExceeded, InvalidSpec, TooMany, Unavailable
@@ -24,6 +24,8 @@ from headway.waits import Wait
 from services.reward import metrics
 from services.reward.cache import GraderCache, ScoreCache
 from services.reward.checking import Verdict, accepted, verdict_of
+from services.reward.outside.lane import Lane, Leaves
+from services.reward.outside.rounds import Rounds
 from services.reward.pace import Rate
 from services.reward.waiting import Batch, Interest, Unit, WireItem, split, units_of
 from services.reward.workers import WorkerPool
@@ -70,8 +72,9 @@ class Request:
 class Scorer:
     """Answers requests with the pool's help."""
 
-    def __init__(self, pool: WorkerPool, limits: ServiceLimits) -> None:
+    def __init__(self, pool: WorkerPool, lane: Lane, limits: ServiceLimits) -> None:
         self._pool = pool
+        self._lane = lane
         self._limits = limits
         self._known: OrderedDict[str, _Evaluation] = OrderedDict()
         self._num_remembered = 0
@@ -108,7 +111,8 @@ class Scorer:
 
     def validate(self, grader_json: str, item: Mapping[str, Any] | None) -> Verdict:
         """What a request with this grader would come to, and an item of the data with it."""
-        return verdict_of(grader_json, item, self._limits.max_item_timeout_s)
+        limit_s = self._limits.max_item_timeout_s
+        return verdict_of(grader_json, item, limit_s, self._lane.leaves)
 
     def waits(self) -> list[Wait]:
         """Its oldest request of each job, and how much is queued behind it."""
@@ -118,12 +122,14 @@ class Scorer:
             known = oldest.setdefault(evaluation.job_id, evaluation)
             if evaluation.began_at < known.began_at:
                 oldest[evaluation.job_id] = evaluation
+        outside = self._lane.waits()
         return [
             Wait(
                 "queue",
                 f"scores {self._queued_items} items of {len(self._running)} requests with"
                 f" {self._pool.num_ready} workers; the oldest has {evaluation.num_left} of"
-                f" {evaluation.num_items} items left ({evaluation.kind})",
+                f" {evaluation.num_items} items left ({evaluation.kind})"
+                + (f"; {outside}" if outside else ""),
                 now - evaluation.began_at,
                 job_id,
             )
@@ -157,6 +163,7 @@ class Scorer:
         limits = self._limits
         grader = accepted(request.grader_json, limits.max_item_timeout_s)
         timeout_s = grader.timeout_s or limits.item_timeout_s
+        leaves = self._lane.leaves(grader)
         size = sum(item.size for item in request.items)
         self._check_size(len(request.items), size)
         evaluation = _Evaluation(self, request, grader.type, size)
@@ -169,7 +176,7 @@ class Scorer:
         self._rate.busy()
         metrics.QUEUED_ITEMS.set(self._queued_items)
         evaluation.use(self._cache.of(grader))
-        evaluation.submit(self._pool, grader, timeout_s, limits)
+        evaluation.submit(self._pool, grader, timeout_s, limits, self._lane, leaves)
         return evaluation
 
     def _check_size(self, num_items: int, size: int) -> None:
@@ -250,6 +257,7 @@ class _Evaluation:
         self._interest = Interest()
         self._cache: GraderCache | None = None
         self._keys: dict[int, bytes] = {}  # under which the rewards of positions are to be kept
+        self._rounds: Rounds | None = None
         self._outcomes: Counter[str] = Counter()
         self._seconds = metrics.ITEM_SECONDS.labels(kind)
         self._scores: list[Score | None] = [None] * len(request.items)
@@ -267,8 +275,9 @@ class _Evaluation:
         self._cache = cache
 
     def submit(
-        self, pool: WorkerPool, grader: GraderSpec, timeout_s: float, limits: ServiceLimits
-    ) -> None:
+        self, pool: WorkerPool, grader: GraderSpec, timeout_s: float, limits: ServiceLimits,
+        lane: Lane, leaves: Leaves,
+    ) -> None:  # fmt: skip
         """Hands the items to the pool in batches; a whole-group grader's groups stay whole."""
         fitting = []
         for unit in units_of(self._items, grader.whole_group()):
@@ -282,9 +291,20 @@ class _Evaluation:
                 self._deliver(position, Score(None, {}, "bad_input", message))
         share = math.ceil(sum(map(len, fitting)) / pool.num_workers)
         step = min(max(share, _SMALLEST_BATCH), _LARGEST_BATCH)
-        data = grader.model_dump(mode="json")
-        for run in split(fitting, step):
-            pool.submit(Batch(self.job_id, data, run, timeout_s, self._deliver, self._interest))
+        batch = Batch(
+            self.job_id,
+            grader.model_dump(mode="json"),
+            (),
+            timeout_s,
+            self._deliver,
+            self._interest,
+        )
+        if leaves:
+            self._rounds = Rounds(lane, leaves, batch, pool.submit)
+            self._rounds.begin(split(fitting, step))
+        else:
+            for run in split(fitting, step):
+                pool.submit(replace(batch, units=run))
         self._items = ()
         if not self.num_items:
             self._complete()
@@ -292,6 +312,8 @@ class _Evaluation:
     def cancel(self) -> None:
         """Drops what is not yet scored."""
         self._interest.cancelled = True
+        if self._rounds is not None:
+            self._rounds.cancel()
         self.future.cancel()
         self._scorer.ended(self)
 
@@ -311,6 +333,8 @@ class _Evaluation:
     def _deliver(self, position: int, score: Score) -> None:
         if self.future.done():
             return
+        if self._rounds is not None:
+            score = self._rounds.finished(position, score)
         self._seconds.observe(score.duration_s)
         if self._cache is not None and position in self._keys:
             self._cache.put(self._keys.pop(position), score)

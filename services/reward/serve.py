@@ -18,6 +18,7 @@ from headway.telemetry import get_logger
 from headway.web import http_url, make_app, serve_http
 from services.reward import metrics, rest, rpc, sandbox
 from services.reward.grading.outcome import SandboxUnavailable
+from services.reward.outside.lane import Lane, LaneSettings
 from services.reward.scoring import Scorer, ServiceLimits
 from services.reward.workers import PoolSettings, WorkerPool
 
@@ -38,14 +39,15 @@ class RewardServer:
 @asynccontextmanager
 async def reward_server(
     host: str, port: int, http_port: int, pool_settings: PoolSettings, limits: ServiceLimits,
-    lifecycle: Lifecycle, advertise: str = "",
+    lifecycle: Lifecycle, advertise: str = "", asking: LaneSettings | None = None,
 ) -> AsyncIterator[RewardServer]:  # fmt: skip
     """A service that scores while the block runs, then drains.
 
     Unavailable when a port is taken or no worker comes up.
     """
     pool = WorkerPool(pool_settings)
-    scorer = Scorer(pool, limits)
+    lane = Lane(asking or LaneSettings())
+    scorer = Scorer(pool, lane, limits)
     app = make_app(
         "Headway reward service",
         lambda: pool.num_ready > 0 and not scorer.draining,
@@ -75,15 +77,19 @@ async def reward_server(
         with suppress(asyncio.CancelledError):
             await feeding
     finally:
+        await lane.close()
         await pool.stop()
 
 
 async def main(
-    settings: ServiceSettings, pool: PoolSettings, limits: ServiceLimits, lifecycle: Lifecycle
-) -> None:
+    settings: ServiceSettings, pool: PoolSettings, limits: ServiceLimits, asking: LaneSettings,
+    lifecycle: Lifecycle,
+) -> None:  # fmt: skip
     """Serves until asked to stop."""
     address = (settings.host, settings.port, settings.http_port)
-    async with reward_server(*address, pool, limits, lifecycle, settings.advertise) as server:
+    async with reward_server(
+        *address, pool, limits, lifecycle, settings.advertise, asking
+    ) as server:
         log.info(
             "reward service ready",
             extra={"address": server.address, "http_address": server.http_address},

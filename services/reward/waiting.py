@@ -21,6 +21,7 @@ class WireItem:
     item_json: str
     group: str = ""
     num_tokens: int | None = None  # of the completion, where the caller said
+    given_json: str = ""  # what was asked outside for it, and what its graders came to so far
 
     @property
     def size(self) -> int:
@@ -58,6 +59,15 @@ def split(units: Sequence[Unit], step: int) -> Iterator[tuple[Unit, ...]]:
         yield tuple(run)
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """An item that is scored once somebody outside has been asked."""
+
+    asks: dict[str, Any]
+    kept: dict[str, Any]
+    duration_s: float
+
+
 class Interest:
     """Says whether anyone still wants the scores of a request."""
 
@@ -77,6 +87,8 @@ class Batch:
     timeout_s: float  # for one item
     deliver: Callable[[int, Score], None]
     interest: Interest
+    # takes a unit of which at least one item is unfinished, with a result an item
+    ask: Callable[[Unit, list[Score | Unfinished]], None] | None = None
     retried: frozenset[Unit] = field(default=frozenset())  # crashed a worker once
     num_failed_preparations: int = 0
     queued_at: float = field(default_factory=time.monotonic)

@@ -85,7 +85,10 @@ class Worker:
     async def send(self, batch: Batch) -> None:
         """Hands over a whole batch. WorkerDied when the process is gone."""
         units = [
-            [(i.prompt_json, i.completion, i.item_json, i.num_tokens) for _, i in unit]
+            [
+                (i.prompt_json, i.completion, i.item_json, i.num_tokens, i.given_json)
+                for _, i in unit
+            ]
             for unit in batch.units
         ]
         try:

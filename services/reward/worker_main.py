@@ -1,10 +1,12 @@
 """A grader worker: reads batches on stdin, writes one result an item, in order.
 
-    parent -> {"grader": {...}, "timeout_s": 10.0,
-               "units": [[[prompt_json, completion, item_json, num_tokens], ...]]}
+    parent -> {"grader": {...}, "timeout_s": 10.0, "units": [[item, …], …]}, an item being
+              [prompt_json, completion, item_json, num_tokens, given_json]
     worker -> {"ready": pid}            once, when loaded
     worker -> {"prepared": true}        a batch's grader is loaded: the first item's clock runs
     worker -> {"reward": 1.0, ...} or {"error": kind, "message": text}, one an item
+           or {"needs": {key: ask}, "kept": {...}}: asked elsewhere, the item comes again with
+              them as its given_json (services/reward/grading/asking.py)
 
 A unit is one item, or all completions of a prompt where the grader needs them together:
 its results are written when all are there. The process has a memory limit and dies
@@ -28,10 +30,18 @@ from services.reward import frames
 from services.reward.functions.trust import trust_functions
 from services.reward.grading import clock
 from services.reward.grading.evaluate import build
-from services.reward.grading.outcome import BadInput, GradingError, Spoilt, checked_reward
-from services.reward.grading.sample import Grade, Sample, as_group
+from services.reward.grading.outcome import (
+    BadInput,
+    Graded,
+    GradingError,
+    Needs,
+    Spoilt,
+    checked_reward,
+)
+from services.reward.grading.sample import Grade, Memory, Sample, as_group
 
 _MAX_MESSAGE = 2000
+_FRAME_ROOM = 1024  # for what is added to a result
 
 
 def main() -> int:
@@ -93,6 +103,8 @@ def _score(grade: Grade, kind: str, sample: Sample) -> dict[str, Any]:
         graded = grade(sample)
         parts = {name: checked_reward(part, name) for name, part in graded.parts.items()}
         return {"reward": checked_reward(graded.reward, f"the {kind} grader"), "parts": parts}
+    except Needs as needs:
+        return _needs(needs, sample)
     except GradingError as error:
         return {"error": error.kind, "message": _message(error)}
     except MemoryError:
@@ -103,7 +115,19 @@ def _score(grade: Grade, kind: str, sample: Sample) -> dict[str, Any]:
         return {"error": "internal", "message": f"{kind}: {_message(error)}"}
 
 
-def _sample(prompt_json: str, completion: str, item_json: str, num_tokens: int | None) -> Sample:
+def _needs(needs: Needs, sample: Sample) -> dict[str, Any]:
+    kept = {key: [graded.reward, graded.parts] for key, graded in sample.memory.kept.items()}
+    result = {"needs": needs.asks, "kept": kept}
+    size = len(frames.encode(result))
+    if size > frames.MAX_ANSWER_BYTES - _FRAME_ROOM:
+        limit = f"at most {frames.MAX_ANSWER_BYTES >> 10} KiB are sent"
+        return {"error": "bad_input", "message": f"the item's requests have {size} bytes: {limit}"}
+    return result
+
+
+def _sample(
+    prompt_json: str, completion: str, item_json: str, num_tokens: int | None, given_json: str
+) -> Sample:
     try:
         prompt = json.loads(prompt_json) if prompt_json else None
         item = json.loads(item_json) if item_json else {}
@@ -111,7 +135,12 @@ def _sample(prompt_json: str, completion: str, item_json: str, num_tokens: int |
         raise BadInput(f"the item is not JSON: {error}") from None
     if not isinstance(item, dict):
         raise BadInput(f"the item is {type(item).__name__}, not a JSON object")
-    return Sample(completion, item, prompt, num_tokens=num_tokens)
+    memory = Memory()
+    if given_json:
+        given = json.loads(given_json)
+        kept = {key: Graded(reward, parts) for key, (reward, parts) in given["kept"].items()}
+        memory = Memory(given["answers"], kept)
+    return Sample(completion, item, prompt, num_tokens=num_tokens, memory=memory)
 
 
 def _message(error: BaseException) -> str:

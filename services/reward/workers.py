@@ -18,7 +18,7 @@ from headway.messages import Score
 from headway.telemetry import get_logger
 from services.reward import metrics
 from services.reward.pace import Pace
-from services.reward.waiting import Batch, FairQueue, Unit
+from services.reward.waiting import Batch, FairQueue, Unfinished, Unit
 from services.reward.worker import Worker, WorkerDied
 
 log = get_logger(__name__)
@@ -191,16 +191,22 @@ class _Round:
             self._fail(unit, "crash", f"the {what} ended its worker process twice", started)
             return "crash", False
         self._worker.num_scored += len(unit)
+        if self._batch.ask is not None and any(isinstance(s, Unfinished) for s in scores):
+            self._batch.ask(unit, scores)
+            return "", False
         for (position, _), score in zip(unit, scores, strict=True):
-            self._batch.deliver(position, score)
-        return ("memory" if any(s.error_kind == "memory" for s in scores) else ""), False
+            self._batch.deliver(position, _finished(score))
+        out_of_memory = any(isinstance(s, Score) and s.error_kind == "memory" for s in scores)
+        return ("memory" if out_of_memory else ""), False
 
-    async def _scores(self, num_items: int, limit_s: float, patient: bool) -> list[Score]:
-        """The scores of one unit, all within its limit."""
+    async def _scores(
+        self, num_items: int, limit_s: float, patient: bool
+    ) -> list[Score | Unfinished]:
+        """The results of one unit, all within its limit."""
         if num_items == 1:
             return [_score(await self._worker.answer(limit_s, patient))]
         deadline = time.perf_counter() + limit_s
-        scores: list[Score] = []
+        scores: list[Score | Unfinished] = []
         for _ in range(num_items):
             left_s = deadline - time.perf_counter()
             scores.append(_score(await self._worker.answer(left_s)))
@@ -229,8 +235,16 @@ class _Round:
             self._batch.deliver(position, Score(None, {}, kind, message, share_s))
 
 
-def _score(answer: dict[str, Any]) -> Score:
+def _finished(score: Score | Unfinished) -> Score:
+    if isinstance(score, Score):
+        return score
+    return Score(None, {}, "internal", "the grader asks outside, which its service cannot")
+
+
+def _score(answer: dict[str, Any]) -> Score | Unfinished:
     duration_s = float(answer.get("duration_s", 0.0))
+    if "needs" in answer:
+        return Unfinished(answer["needs"], answer["kept"], duration_s)
     if "reward" in answer:
         return Score(answer["reward"], answer["parts"], "", "", duration_s)
     return Score(None, {}, answer["error"], answer["message"], duration_s)

@@ -39,10 +39,11 @@ def hostile(monkeypatch):
 
 
 @asynccontextmanager
-async def service(pool=None, limits=None):
+async def service(pool=None, limits=None, asking=None):
     pool = pool or PoolSettings(num_workers=1)
     limits = limits or ServiceLimits()
-    async with reward_server("127.0.0.1", 0, 0, pool, limits, Lifecycle()) as server:
+    where = ("127.0.0.1", 0, 0)
+    async with reward_server(*where, pool, limits, Lifecycle(), asking=asking) as server:
         client = RewardClient([server.address], patience_s=0.0)
         try:
             yield server, client

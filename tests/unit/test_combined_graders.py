@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from headway.arithmetic import BadFormula, CannotCompute, compiled
 from headway.errors import InvalidSpec
 from headway.graders import validate_grader
-from headway.graders.arithmetic import BadFormula, CannotCompute, compiled
 from services.reward.grading.evaluate import build
 from services.reward.grading.outcome import BadInput
 from services.reward.grading.sample import Sample

@@ -97,6 +97,13 @@ def test_a_service_runs_without_what_it_may_not_have(service, blocked):
     assert done.returncode == 0, done.stderr
 
 
+def test_grader_workers_start_without_the_models_of_specifications():
+    modules = "worker_main", "grading.combined", "grading.judge", "grading.served"
+    loads = "; ".join(f"import services.reward.{module}" for module in modules)
+    code = f"import sys; {loads}; print('pydantic' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "False\n"
+
+
 def test_the_command_starts_without_torch():
     code = (
         "import sys, headway.cli; print(sorted({'torch', 'vllm', 'transformers'} & {*sys.modules}))"

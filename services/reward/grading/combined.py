@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from headway.graders.arithmetic import CannotCompute, compiled
+from headway.arithmetic import CannotCompute, compiled
 from services.reward.grading.outcome import BadInput, Graded
-from services.reward.grading.parts import Part, grade_all, named_parts
+from services.reward.grading.parts import grade_all, named_parts
 from services.reward.grading.sample import Grade, Sample
 
 
@@ -26,7 +26,7 @@ def weighted_sum(spec: Mapping[str, Any]) -> Grade:
 
 def gate(spec: Mapping[str, Any]) -> Grade:
     """`then` is evaluated only where the condition holds."""
-    condition, then = Part("condition", spec["condition"]), Part("then", spec["then"])
+    condition, then = named_parts({name: spec[name] for name in ("condition", "then")})
 
     def grade(sample: Sample) -> Graded:
         rewards = condition(sample)

@@ -30,6 +30,9 @@ BUILDERS: dict[str, str | Builder] = {
     "sum": f"{_HERE}.combined:weighted_sum",
     "gate": f"{_HERE}.combined:gate",
     "formula": f"{_HERE}.combined:formula",
+    "judge": f"{_HERE}.judge:judge",
+    "reward_model": f"{_HERE}.served:reward_model",
+    "remote": f"{_HERE}.served:remote",
 }
 
 

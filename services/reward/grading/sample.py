@@ -10,6 +10,18 @@ from headway.templates import NotInOutput, TemplateError, render
 from services.reward.grading.outcome import BadInput, Graded, NoAnswer
 
 
+@dataclass(slots=True)
+class Memory:
+    """What an item brings with it when it is graded once more (`services.reward.grading.asking`).
+
+    `answers`: to what was asked outside, by key, one entry a sample. `kept`: what its parts came
+    to, by the digest of their spec; parts add to it.
+    """
+
+    answers: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    kept: dict[str, Graded] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """A completion with its data set's row and its prompt.
@@ -24,6 +36,7 @@ class Sample:
     group: Sequence[Sample] = field(default=(), repr=False, compare=False)
     position: int = 0
     num_tokens: int | None = None  # of the completion, where the caller said
+    memory: Memory = field(default_factory=Memory, repr=False, compare=False)
 
 
 def as_group(samples: list[Sample]) -> list[Sample]:
