@@ -56,8 +56,11 @@ def _multi(raw: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 def _score_model(raw: Mapping[str, Any], path: str) -> dict[str, Any]:
     _check_keys(raw, path, ("input", "model"), ("range", "sampling_params", *_OF_JUDGES))
-    chosen = {"range": raw["range"]} if raw.get("range") is not None else {}
-    return _judge(raw, path) | chosen
+    chosen = raw.get("range") or [0, 1]
+    if not isinstance(chosen, list) or len(chosen) != 2:
+        raise InvalidSpec(f"{path}.range: a list of two numbers")
+    wish = f"a number from {chosen[0]} to {chosen[1]}"
+    return _judge(raw, path, wish) | {"range": chosen}
 
 
 def _label_model(raw: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -67,14 +70,22 @@ def _label_model(raw: Mapping[str, Any], path: str) -> dict[str, Any]:
     for label in passing:
         if label not in labels:
             raise InvalidSpec(f"{path}.passing_labels: {label!r} is none of labels")
-    return _judge(raw, path) | {"labels": {label: float(label in passing) for label in labels}}
+    wish = f"one of {', '.join(labels)}"
+    rewards = {label: float(label in passing) for label in labels}
+    return _judge(raw, path, wish) | {"labels": rewards}
 
 
-def _judge(raw: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _judge(raw: Mapping[str, Any], path: str, wish: str) -> dict[str, Any]:
+    """A judge with the document's messages; the last one ends with what is wished for.
+
+    OpenAI has the form of the answer from the request, so that documents do not ask for one.
+    """
     judge = {**_kept(raw), **{key: raw[key] for key in _OF_JUDGES if key in raw}}
     if "url" not in judge:
         judge.setdefault("endpoint", ENDPOINT)
-    judge |= {"type": "judge", "model": raw["model"], "messages": _messages(raw["input"], path)}
+    messages = _messages(raw["input"], path)
+    messages[-1]["content"] += f"\n\nEnd with a line of its own: Verdict: {wish}"
+    judge |= {"type": "judge", "model": raw["model"], "messages": messages}
     judge |= {"temperature": None, "max_tokens": None}
     extra: dict[str, Any] = {}
     for key, value in _mapping(raw.get("sampling_params"), f"{path}.sampling_params").items():

@@ -15,6 +15,7 @@ from headway.graders.spec import OUTPUT_TEMPLATE, GraderSpec, checked_template
 
 MAX_URL_CHARACTERS = 2000
 OUTSIDE_TYPES = frozenset({"judge", "reward_model", "remote"})
+_OF_OPENAI = {"score_model", "label_model"}  # a judge in OpenAI's documents
 
 
 class Outside(GraderSpec):
@@ -157,8 +158,9 @@ def outside_limit_s(spec: object, num_items: int) -> float:
         part = waiting.pop()
         if not isinstance(part, Mapping):
             continue
-        waiting += part.values()
-        if part.get("type") in OUTSIDE_TYPES:
+        for value in part.values():
+            waiting += value if isinstance(value, list) else [value]
+        if part.get("type") in OUTSIDE_TYPES | _OF_OPENAI:
             num_requests = num_items * _number(part, "samples", 1)
             total += _number(part, "patience_s", 300) + num_requests * _number(
                 part, "try_timeout_s", 60

@@ -5,6 +5,7 @@ import pytest
 from headway.errors import InvalidSpec
 from headway.graders import validate_grader
 from headway.graders.openai import translated
+from headway.graders.outside import outside_limit_s
 from headway.templates import NotInOutput, TemplateError, references, render
 from services.reward.grading.evaluate import build
 from services.reward.grading.outcome import BadInput
@@ -22,6 +23,7 @@ SCORE = {
     "type": "score_model", "name": "quality", "input": ASK, "model": "gpt-5-mini", "range": [0, 10],
     "sampling_params": {"temperature": 1, "top_p": 0.9, "seed": 42, "max_completions_tokens": 64},
 }  # fmt: skip
+ENDING = "\n\nEnd with a line of its own: Verdict: a number from 0 to 10"
 LABEL = {
     "type": "label_model", "name": "polite", "input": [{"role": "user", "content": "{{item.q}}"}],
     "model": "o4-mini", "labels": ["yes", "no", "so so"], "passing_labels": ["yes", "so so"],
@@ -42,12 +44,16 @@ def test_a_score_model_is_a_judge():
         "type": "judge", "name": "quality", "endpoint": "openai", "model": "gpt-5-mini",
         "messages": [
             {"role": "developer", "content": "Grade."},
-            {"role": "user", "content": "{{item.q}}\n{{sample.output_text}}"},
+            {"role": "user", "content": "{{item.q}}\n{{sample.output_text}}" + ENDING},
         ],
         "range": [0, 10], "temperature": 1, "max_tokens": 64, "seed": 42, "extra": {"top_p": 0.9},
     }  # fmt: skip
     assert "endpoint" not in translated(SCORE | {"url": "http://127.0.0.1:1/v1"})
     assert translated(SCORE | {"endpoint": "big", "samples": 3})["samples"] == 3
+    assert validate_grader(SCORE).model == "gpt-5-mini"
+    two = {"type": "multi", "graders": [SCORE], "calculate_output": "quality / 10"}
+    for document in (SCORE, two):  # of 2 items: patience, and a minute a request
+        assert outside_limit_s(document, 2) == 300 + 2 * 60
 
 
 def test_a_label_model_is_a_judge_whose_passing_labels_are_worth_1():
@@ -55,6 +61,8 @@ def test_a_label_model_is_a_judge_whose_passing_labels_are_worth_1():
     assert judge["labels"] == {"yes": 1.0, "no": 0.0, "so so": 1.0}
     assert (judge["type"], judge["temperature"], judge["max_tokens"]) == ("judge", None, None)
     assert "range" not in judge
+    assert judge["messages"][-1]["content"].endswith("Verdict: one of yes, no, so so")
+    assert validate_grader(LABEL).labels == judge["labels"]
 
 
 def test_multi_is_a_formula():
@@ -89,6 +97,7 @@ def test_a_python_document_calls_grade_and_needs_no_image():
         (SCORE | {"sampling_params": {"top_k": 3}}, r"unknown key grader.sampling_params.top_k"),
         (SCORE | {"sampling_params": 3}, "grader.sampling_params: a JSON object"),
         ({k: v for k, v in SCORE.items() if k != "model"}, "missing key grader.model"),
+        (SCORE | {"range": 3}, "grader.range: a list of two numbers"),
         (SCORE | {"input": "grade this"}, "grader.input: a list of messages"),
         (SCORE | {"input": [{"role": "user"}]}, "grader.input.0: a message has role and content"),
         (
