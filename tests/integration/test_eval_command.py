@@ -7,25 +7,32 @@ import pytest
 
 from headway.evaluation.finished import read_evaluation
 from headway.ports import free_port
+from tests.support.eval_records import eval_run, prompt
 from tests.support.tiny_model import build_tiny_model
 from tests.support.whole_job import command, environment
 
 PROMPTS = 12
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    return [build_tiny_model(folder / name, seed=i, dtype="float32") for i, name in enumerate("ab")]
-
-
-def test_two_models_are_asked_the_same_and_compared(models, tmp_path):
+def test_a_model_is_asked_and_compared_with_an_evaluation(tmp_path):
+    model = build_tiny_model(tmp_path / "model", seed=1, dtype="float32")
     rows = [{"prompt": f"{i} + 1 =", "answer": str(i + 1)} for i in range(PROMPTS + 3)]
     data = tmp_path / "sums.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = {"source": "sums.jsonl", "texts": ["3", "7"]}
+    eval_run(
+        tmp_path / "runs/before",
+        [
+            prompt(i, [1.0, 0.0], prompt=row["prompt"], item={"answer": row["answer"]}, **asked)
+            for i, row in enumerate(rows)
+        ],
+        n=2,
+        temperature=1.0,
+        max_tokens=8,
+    )
     done = subprocess.run(
         command(
-            tmp_path, "eval", str(models[0]), "--compare", str(models[1]), "--data", str(data),
+            tmp_path, "eval", str(model), "--compare", "before", "--data", str(data),
             "--grader", '{"type": "regex", "pattern": "[0-4]"}', "-n", "2", "--max-tokens", "8",
             "--limit", str(PROMPTS), "--engine", "sim", "--port", str(free_port()), "--json",
             "--set", "model.max_model_len=64",
@@ -36,17 +43,15 @@ def test_two_models_are_asked_the_same_and_compared(models, tmp_path):
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)  # progress is on stderr
     assert f"{PROMPTS} of {PROMPTS} prompts" in done.stderr
-    assert facts["num_pairs"] == PROMPTS
-    assert (facts["only_a"], facts["only_b"], facts["not_the_same"]) == (0, 0, [])
-    first = facts["contrasts"][0]
-    assert (first["data_source"], first["num_pairs"]) == ("sums.jsonl", PROMPTS)
-    for side, model in (("a", models[1]), ("b", models[0])):
-        folder = tmp_path / "runs" / facts[side]["run_dir"].rpartition("/")[2]
-        found = read_evaluation(folder)
-        assert found.model == str(model)
-        (table,) = found.tables
-        assert (table.num_prompts, table.num_graded, table.n) == (PROMPTS, 2 * PROMPTS, 2)
-        assert (folder / "report.html").is_file() and (folder / "eval/metrics.json").is_file()
-        assert table.mean.value == pytest.approx(first[f"mean_{side}"])
-    assert first["difference"]["value"] == pytest.approx(first["mean_b"] - first["mean_a"])
-    assert (tmp_path / "runs").joinpath(facts["report"]).is_file()
+    assert (facts["num_pairs"], facts["only_a"], facts["only_b"]) == (PROMPTS, 3, 0)
+    found = read_evaluation(tmp_path / "runs" / facts["b"]["run_dir"].rpartition("/")[2])
+    assert found.model == str(model)
+    (table,) = found.tables
+    assert (table.data_source, table.n) == ("sums.jsonl", 2)
+    assert (table.num_prompts, table.num_graded) == (PROMPTS, 2 * PROMPTS)
+    mean = facts["contrasts"][0]
+    assert (mean["metric"], mean["mean_a"]) == ("mean", 0.5)
+    assert mean["mean_b"] == pytest.approx(table.mean.value)
+    assert mean["difference"]["value"] == pytest.approx(table.mean.value - 0.5)
+    for name in ("report.html", "eval/metrics.json", "compare-before.html"):
+        assert (found.run_dir / name).is_file()
