@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headway.jobs import ENDED
+from headway.jobs import ENDED, progress
 from headway.ledger.api import LeaseView, LedgerView
 from headway.rl import schedule
 from headway.waits import Wait
@@ -87,7 +87,7 @@ class Finding:
 def diagnose(job: JobView, limit_s: float = DEFAULT_LIMIT_S) -> tuple[Finding, ...]:
     """Findings, the stuck ones first, then by how long they last. Never empty."""
     if job.state in ENDED:
-        text = f"job {job.job_id} {job.state} at step {job.step} of {job.total_steps}"
+        text = f"job {job.job_id} {job.state} at {progress(job.step, job.total_steps)}"
         return (Finding("ok", "job", text + (f": {job.error}" if job.error else "")),)
     found = [*_store(job.store), *_placed(job), *_steps(job, limit_s)]
     for node in job.nodes:
@@ -95,7 +95,7 @@ def diagnose(job: JobView, limit_s: float = DEFAULT_LIMIT_S) -> tuple[Finding, .
     found += _leases(job, limit_s)
     found += _excluded(job)
     if all(finding.level == "ok" for finding in found):
-        text = f"job {job.job_id} is {job.state} at step {job.step} of {job.total_steps}"
+        text = f"job {job.job_id} is {job.state} at {progress(job.step, job.total_steps)}"
         found.insert(0, Finding("ok", "job", text))
     order = {"stuck": 0, "waits": 1, "ok": 2}
     return tuple(sorted(found, key=lambda f: (order[f.level], -f.waited_s)))

@@ -16,6 +16,7 @@ import click
 
 from headway.errors import Conflict, Interrupted, NotFound, Unavailable
 from headway.jobs import JobRecord
+from headway.report_data import is_validation
 
 if TYPE_CHECKING:
     from headway.client import HeadwayClient
@@ -181,7 +182,7 @@ class PlainView:
 
     def step(self, row: Row) -> None:
         """One line."""
-        click.echo(step_line(row, self._total))
+        click.echo(validation_line(row) if is_validation(row) else step_line(row, self._total))
 
     def record(self, record: JobRecord) -> None:
         """A line when what the job waits for has changed."""
@@ -214,6 +215,13 @@ def step_line(row: Row, total: int) -> str:
         f" learner {share(row, 'pool/learner_busy')}"
         f"  {figure(row, 'timing_s/step', 1)} s"
     )
+
+
+def validation_line(row: Row) -> str:
+    """A validation, or an eval job's end, for people: its version and the core figures."""
+    core = sorted(name for name in row if name.startswith("val-core/"))
+    figures = "  ".join(f"{name.removeprefix('val-core/')} {figure(row, name, 3)}" for name in core)
+    return f"version {row.get('version', '?')}  {figures}"
 
 
 def reward_of(row: Row) -> str:

@@ -13,8 +13,9 @@ from rich.progress import TimeRemainingColumn as Remaining
 from rich.table import Table
 from rich.text import Text
 
-from headway.follow import event_line, figure, reward_of, share
+from headway.follow import event_line, figure, reward_of, share, validation_line
 from headway.jobs import JobRecord
+from headway.report_data import is_validation
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _LINE_WIDTH = 48
@@ -30,14 +31,14 @@ class LiveView:
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("steps"),
+            TextColumn("steps" if total_steps else "prompts"),
             TimeElapsedColumn(),
             TextColumn("left"),
             Remaining(),
             console=self._console,
             expand=True,
         )
-        self._task = self._progress.add_task("starting", total=total_steps)
+        self._task = self._progress.add_task("starting", total=total_steps or None)
         self._rewards: deque[float] = deque(maxlen=_LINE_WIDTH)
         self._row: Mapping[str, Any] = {}
         self._live = Live(self._drawing(), console=self._console, refresh_per_second=4)
@@ -49,7 +50,10 @@ class LiveView:
             self._console.print(Text(event_line(row), style="dim"))
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """New figures."""
+        """New figures; those of a validation as a line above the bars."""
+        if is_validation(row):
+            self._console.print(Text(validation_line(row), style="green"))
+            return
         self._row = row
         reward = row.get("critic/score/mean", row.get("critic/rewards/mean"))
         if isinstance(reward, int | float):

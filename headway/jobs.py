@@ -70,6 +70,11 @@ def can(state: State, trigger: Trigger) -> bool:
     return (state, trigger) in _NEXT
 
 
+def progress(step: int, total_steps: int) -> str:
+    """How far a job is, for people: its steps, or the prompts of one that trains nothing."""
+    return f"step {step} of {total_steps}" if total_steps else f"{step} prompts"
+
+
 @dataclass(frozen=True, slots=True)
 class JobError:
     """Why a job failed: a kind of headway/errors.py (or a node's own) and a text for people."""
@@ -107,7 +112,7 @@ class JobRecord:
     rollouts: tuple[str, ...] = ()
     rollout_failures: Mapping[str, NodeFailure] = field(default_factory=dict)
     error: JobError | None = None
-    step: int = 0  # optimiser steps done
+    step: int = 0  # optimiser steps done; of an eval job prompts
     run_dir: str = ""  # on the learner's host; empty until it says
     waiting_for: str = ""  # what a queued or starved job lacks, for people
 

@@ -58,6 +58,11 @@ def check(job: JobSpec) -> None:
         )
 
 
+def last_validated(job: JobSpec, committed: int) -> list[int]:
+    """The versions whose validation may be under way after so many steps: the last two due."""
+    return [version for version in range(committed + 1) if job.validates(version)][-2:]
+
+
 def _refused(raw: Mapping[str, Any]) -> Iterator[str]:
     yield from (name for name in _SECTIONS if name in raw)
     for section, keys in _KEYS.items():

@@ -31,7 +31,7 @@ class RunData:
     name: str
     job: Row
     environment: Row
-    metrics: tuple[Row, ...]  # one a step, in order, the last writing of each step
+    metrics: tuple[Row, ...]  # one a step, in order, the last writing of each, with its validation
     samples: tuple[Row, ...]
     num_samples: int  # rows in samples.jsonl
 
@@ -52,7 +52,8 @@ def read_run(run_dir: Path) -> RunData:
     by_step: dict[float, Row] = {}
     for row in json_lines(run_dir / "metrics.jsonl"):
         if (step := number_of(row.get("step"))) is not None:
-            by_step[step] = row
+            before = by_step.get(step, {})
+            by_step[step] = {**row, **before} if is_validation(row) else {**before, **row}
     samples, count = _edges(json_lines(run_dir / "samples.jsonl"))
     return RunData(
         name=run_dir.resolve().name,
@@ -62,6 +63,14 @@ def read_run(run_dir: Path) -> RunData:
         samples=samples,
         num_samples=count,
     )
+
+
+def is_validation(row: Row) -> bool:
+    """Whether a row of metrics.jsonl is of a validation: of the version that `step` steps made.
+
+    The row of a step has the version that the step began with, which is one less.
+    """
+    return row.get("step") is not None and row.get("step") == row.get("version")
 
 
 def json_lines(path: Path) -> Iterator[Row]:

@@ -12,6 +12,7 @@ Reason = Literal[
     "groups",  # learner: for the groups of a step
     "publish",  # learner: for the version before to be installed
     "nodes",  # learner: for rollout nodes to turn up
+    "validation",  # learner: for the validation of an older version
     "checkpoint",  # learner: for the checkpoint before to be written
     "peer",  # anyone: for Redis or a service that is away
     "engine",  # rollout node: for its engine to start

@@ -11,6 +11,7 @@ from headway.cli.exits import FAILED, SUCCEEDED
 from headway.cli.options import api, api_url, as_json, connect
 from headway.errors import Unavailable
 from headway.fleet.state import default_state_dir, read_state
+from headway.jobs import progress
 
 _MARKS = {"ok": "ok   ", "waits": "waits", "stuck": "STUCK"}
 
@@ -49,7 +50,7 @@ def command(job_id: str, url: str | None, limit_s: float, as_json: bool) -> int:
 
 def _text(seen: dict[str, Any]) -> str:
     job = seen["job"]
-    lines = [f"job {job['job_id']}: {job['state']}, step {job['step']} of {job['total_steps']}"]
+    lines = [f"job {job['job_id']}: {job['state']}, {progress(job['step'], job['total_steps'])}"]
     for finding in seen["findings"]:
         waited = f"  [{finding['waited_s']:.0f} s]" if finding["waited_s"] else ""
         lines.append(f"{_MARKS[finding['level']]}  {finding['text']}{waited}")

@@ -35,7 +35,7 @@ def _table(records: list[JobRecord]) -> str:
     for record in records:
         created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created_at))
         remark = record.error.message if record.error else record.waiting_for
-        step = f"{record.step}/{record.total_steps}"
+        step = f"{record.step}/{record.total_steps}" if record.total_steps else f"{record.step}"
         rows.append((record.job_id, record.state, step, created, remark))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     return "\n".join(

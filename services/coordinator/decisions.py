@@ -229,7 +229,9 @@ class End:
         new = advance(
             record, self.trigger, now, error=self.error, step=self.step, run_dir=self.run_dir
         )
-        message = f"{new.state} after {self.step} of {record.total_steps} steps"
+        total = record.total_steps
+        done = f"{self.step} of {total} steps" if total else f"{self.step} prompts"
+        message = f"{new.state} after {done}"
         if self.error is not None:
             message += f": {self.error.message}"
         fields: dict[str, Any] = {"step": self.step}

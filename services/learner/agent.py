@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import cast
 
 from headway.access.reach import allowed_roots, check_reach
-from headway.errors import HeadwayError
+from headway.errors import HeadwayError, NotFound
 from headway.jobs import ENDED
 from headway.jobspec import JobSpec, parse_job
+from headway.jobspec_eval import last_validated
+from headway.ledger.keys import validation_room
 from headway.ledger.redis_ledger import RedisLedger
 from headway.lifecycle import end_tasks
 from headway.pb import fleet_pb2
@@ -53,6 +55,7 @@ class Work:
     job_id: str
     attempt: int
     run_dir: Path
+    spec: JobSpec | None = None  # None: refused
     ranks: Ranks | None = None
     task: asyncio.Task[None] | None = None
     status: Status = field(default_factory=Status)
@@ -134,7 +137,7 @@ class LearnerAgent:
             status = Status("failed", str(error), error_kind=kind)
             self._works[assignment.job_id] = self._refused(assignment, status)
             return
-        work = Work(assignment.job_id, assignment.attempt, run_dir)
+        work = Work(assignment.job_id, assignment.attempt, run_dir, spec)
         work.ranks = Ranks(self._ranks_spec(work, spec), lambda: self._moved(work))
         work.task = asyncio.create_task(self._work(work), name=f"job {work.job_id}")
         self._works[work.job_id] = work
@@ -163,17 +166,23 @@ class LearnerAgent:
             log.exception("the ranks could not be run", extra={"job_id": work.job_id})
             final = Status("failed", f"{type(error).__name__}: {error}", error_kind="internal")
         # Rank 0 does both when it can; a killed one cannot.
-        await self._close_ledger(work.job_id)
+        await self._close_ledgers(work)
         with contextlib.suppress(HeadwayError, OSError):
             await asyncio.to_thread(write_report, work.run_dir)
         work.status = final
         log.info("job ended: %s", final.phase, extra={"job_id": work.job_id})
         self._changed()
 
-    async def _close_ledger(self, job_id: str) -> None:
-        redis = connect(self._settings.redis_url)
+    async def _close_ledgers(self, work: Work) -> None:
+        """Closes the job's ledger, and that of a validation which was under way."""
+        job_id, redis = work.job_id, connect(self._settings.redis_url)
+        ledger = RedisLedger(redis, job_id)
         try:
-            await RedisLedger(redis, job_id).close()
+            await ledger.close()
+            committed = (await ledger.counts()).step
+            for version in last_validated(work.spec, committed) if work.spec is not None else ():
+                with contextlib.suppress(NotFound):
+                    await RedisLedger(redis, job_id, validation_room(version)).close()
         except HeadwayError as error:
             log.warning("the ledger was not closed: %s", error, extra={"job_id": job_id})
         finally:

@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def describe(
     *,
     model: Path,
     model_sha256: str,
-    source: Source,
+    source: Source | Together,
     rank_cores: int,
     trainer: str,
     critic: Mapping[str, str] | None = None,
@@ -48,6 +48,17 @@ def describe(
         "job": {"sha256": spec.digest()},
         "custom": custom_code(spec.algorithm.custom),
     }
+
+
+class Together:
+    """Several data sets as one, for `describe`."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+
+    def describe(self) -> dict[str, Any]:
+        """Each under its number."""
+        return {str(number): each.describe() for number, each in enumerate(self._sources)}
 
 
 def software() -> dict[str, Any]:

@@ -15,8 +15,10 @@ import torch.distributed as dist
 
 from headway.data import PromptStream, Source, open_source
 from headway.errors import HeadwayError
+from headway.evaluation.data import HeldOut, open_held_out
 from headway.jobspec import JobSpec
 from headway.journal import Journal
+from headway.ledger.keys import validation_room
 from headway.ledger.redis_ledger import RedisLedger
 from headway.lifecycle import end_tasks
 from headway.memory import GIB
@@ -33,16 +35,18 @@ from services.learner.checkpoint import Checkpointer
 from services.learner.crew import Crew, follow
 from services.learner.events import Events
 from services.learner.feeder import Feeder
+from services.learner.held_out import prompts_of
 from services.learner.loop import Cancelled, Loop
 from services.learner.parts import Parts, ledger_config
 from services.learner.recording import Recorder, Recording
-from services.learner.resume import find_start
+from services.learner.resume import Start, find_start
 from services.learner.run_folder import RunFolder
 from services.learner.saver import Saver
 from services.learner.seat import seat
 from services.learner.status import Reporter
 from services.learner.train import CANCELLED, FAILED, RETRY, SUCCEEDED, RankSettings
 from services.learner.trainers import adapter_base, base_folder, build_trainer, device_of, load_base
+from services.learner.validation import Validation
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -82,6 +86,7 @@ class Lead:
         self._ledger = RedisLedger(self._redis, settings.job_id)
         self._events = Events(Journal(self._redis, settings.job_id))
         self._publisher: Publisher | None = None
+        self._validation: Validation | None = None
         self._open = AsyncExitStack()  # what is closed at the end
 
     async def run(self) -> int:
@@ -115,7 +120,8 @@ class Lead:
     async def _job(self, stopping: asyncio.Event) -> None:
         # The data is checked before torch has anything to do: bad input fails in a second.
         source = open_source(self._spec.data)
-        parts, loop = await or_stop(self._prepare(source), stopping)
+        held_out = self._held_out()
+        parts, loop = await or_stop(self._prepare(source, held_out), stopping)
         await loop.run(stopping)
         await patiently(self._ledger.close)  # nodes stop sampling; the cores are ours
         if self._spec.trainer.export:
@@ -123,7 +129,13 @@ class Lead:
         await parts.crew.dismiss()
         await patiently(lambda: self._ledger.trim(self._spec.trainer.total_training_steps))
 
-    async def _prepare(self, source: Source) -> tuple[Parts, Loop]:
+    def _held_out(self) -> list[HeldOut]:
+        """The data that is validated on; none where nothing is."""
+        spec = self._spec
+        asked = spec.evaluation.data if spec.evaluation.test_freq else ()
+        return open_held_out(asked, spec.reward.grader)
+
+    async def _prepare(self, source: Source, held_out: Sequence[HeldOut]) -> tuple[Parts, Loop]:
         spec, settings, folder = self._spec, self._settings, self._folder
         await patiently(lambda: self._ledger.open(ledger_config(spec)))
         base = await asyncio.to_thread(load_base, spec, settings)
@@ -145,6 +157,7 @@ class Lead:
         crew = Crew(trainer, share, saves, settings.world)
         recording = Recording(folder.groups, int(spec.trainer.max_record_gib * GIB))
         start = await find_start(spec, self._ledger, crew, stream, folder, recording, self._events)
+        self._validation = await self._resumed_validation(held_out, base.tokenizer, start)
         self._publisher = await self._new_publisher(base.folder)
         parts = Parts(
             spec=spec,
@@ -159,9 +172,32 @@ class Lead:
             recorder=Recorder(recording, self._events),
             events=self._events,
             reporter=self._reporter,
+            validation=self._validation,
         )
         self._reporter.update(step=start.step)
-        return parts, Loop(parts, start.step, start.committed, start.nonfinite)
+        published = start.committed
+        if self._validation is not None:
+            # nobody has anything newer than a version that is not validated to the end
+            unfinished = self._validation.unfinished(published)
+            published = published if unfinished is None else unfinished
+        return parts, Loop(parts, start.step, published, start.nonfinite)
+
+    async def _resumed_validation(
+        self, data: Sequence[HeldOut], tokenizer: Any, start: Start
+    ) -> Validation | None:
+        """The job's validations, as they stand after a start; None where it has none."""
+        if not data:
+            return None
+        prompts = await asyncio.to_thread(prompts_of, self._spec, data, tokenizer)
+
+        def ledger_of(version: int) -> RedisLedger:
+            return RedisLedger(self._redis, self._settings.job_id, validation_room(version))
+
+        found = Validation(self._spec, ledger_of, prompts, self._folder, self._events)
+        await found.tidy(start.committed)
+        while (version := found.unfinished(start.committed)) is not None and version < start.step:
+            found.give_up(version)
+        return found
 
     async def _new_publisher(self, folder: Path) -> Publisher:
         async def on_event(kind: str, message: str, **fields: Any) -> None:
@@ -194,6 +230,8 @@ class Lead:
         """Ends what is shared with others; each part is tried whatever befell the rest."""
         if code != RETRY:
             await _tried("closing the ledger", patiently(self._ledger.close))
+            if self._validation is not None:
+                await _tried("closing the validation", self._validation.close())
         if self._publisher is not None:
             await _tried("closing the weight group", self._publisher.close())
         await _tried("closing the snapshot server", self._open.aclose())

@@ -82,6 +82,8 @@ class Loop:
             _task(self._waits.run(), "watchdog"),
             _task(watch.run(self._p.ledger, self._p.events), "reward watch"),
         ]
+        if self._p.validation is not None:
+            helpers.append(_task(self._p.validation.run(), "validation"))
         if spec.algorithm.dynamic_sampling:
             rounds = spec.algorithm.max_num_gen_batches
             sampling = SamplingWatch(spec.data.train_batch_size, rounds)
@@ -143,13 +145,18 @@ class Loop:
             await self._recorded()
             row = {**metrics, **timing, **self._tempo(batch)}
             self._to_record = partial(self._record, step, batch, row)
+            if self._p.saver.is_due(step + 1):
+                self._outbox.begin()
+                await self._recorded()
+                # a learner that starts from this checkpoint could not send older versions
+                await self._outbox.validated(step, older_than=step + 1)
             with self._waits.on("checkpoint", step):
-                if self._p.saver.is_due(step + 1):
-                    self._outbox.begin()
-                    await self._recorded()
                 await self._p.saver.after_step(step + 1, self._p.feeder.cursor, self._nonfinite)
         await self._recorded()
+        if self._p.validation is not None and self._p.validation.under_way:
+            await patiently(self._p.ledger.close)  # nodes have the last validation to do, no more
         await self._outbox.sent()
+        await self._outbox.validated(self._p.spec.trainer.total_training_steps)
 
     async def _close(self, step: int, ticket_ids: Sequence[int]) -> None:
         """Commits a step while its weights are being copied.
@@ -180,6 +187,7 @@ class Loop:
         """The step's batch in order."""
         began = kept_alive = time.monotonic()
         while True:
+            await self._outbox.send_what_waited()
             took = await patiently(lambda: self._p.ledger.take(step))
             if took.ticket_ids is not None:
                 break

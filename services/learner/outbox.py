@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from headway.patience import patiently
+from services.learner.collective import IDLE_EVERY_S
 from services.learner.parts import Parts
 from services.learner.waits import WaitWatch
 
@@ -25,13 +26,50 @@ class Outbox:
     def __init__(self, parts: Parts, waits: WaitWatch) -> None:
         self._p = parts
         self._waits = waits
+        self._unsent: int | None = None  # a version that a validation keeps from being sent
         self._staged: tuple[int, Mapping[str, Tensor]] | None = None
         self.sending: asyncio.Task[None] | None = None  # the last that was begun
         self.seconds = 0.0  # that the last one took
 
     async def stage(self, version: int) -> None:
-        """Copies the weights; the version before must be through."""
-        if version >= self._p.spec.trainer.total_training_steps:
+        """Copies the weights, unless a validation keeps an older version the newest.
+
+        A version that is to be validated itself waits for the validation before it.
+        """
+        validation = self._p.validation
+        if validation is not None:
+            if validation.is_due(version):
+                await self.validated(version)
+                await validation.begin(version)
+            elif validation.under_way:
+                self._unsent = version
+                return
+        self._unsent = None
+        await self._stage(version)
+
+    async def send_what_waited(self) -> None:
+        """Sends the newest weights once a validation is over that kept them back."""
+        validation = self._p.validation
+        if self._unsent is not None and validation is not None and not validation.under_way:
+            version, self._unsent = self._unsent, None
+            await self._stage(version)
+            self.begin()
+
+    async def validated(self, step: int, older_than: int | None = None) -> None:
+        """Returns when no version, or none older than one, is being validated."""
+        validation = self._p.validation
+        if validation is None or not validation.under_way:
+            return
+        if older_than is not None and validation.version >= older_than:
+            return
+        with self._waits.on("validation", step):
+            while not await validation.over(IDLE_EVERY_S):
+                await self._p.crew.idle()
+
+    async def _stage(self, version: int) -> None:
+        """The version before must be through."""
+        spec = self._p.spec
+        if version >= spec.trainer.total_training_steps and not spec.validates(version):
             return  # nothing will be sampled by the last version
         if self.sending is None:
             with self._waits.on("nodes", version):

@@ -18,6 +18,7 @@ from services.learner.recording import Recorder
 from services.learner.run_folder import RunFolder
 from services.learner.saver import Saver
 from services.learner.status import Reporter
+from services.learner.validation import Validation
 
 
 class Publishes(Protocol):
@@ -50,6 +51,7 @@ class Parts:
     recorder: Recorder
     events: Events
     reporter: Reporter
+    validation: Validation | None = None
 
 
 @dataclass(frozen=True, slots=True)

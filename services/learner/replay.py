@@ -22,7 +22,7 @@ from headway.errors import HeadwayError, InvalidSpec, TrainingDiverged
 from headway.jobspec import JobSpec, load_job
 from headway.lifecycle import die_with_parent
 from headway.replay import DIGEST, changes, compare
-from headway.report_data import json_lines
+from headway.report_data import is_validation, json_lines
 from headway.telemetry import configure_logging
 from services.learner.recording import RecordedStep, count_steps, read_steps
 from services.learner.run_folder import RunFolder, write_whole
@@ -101,7 +101,7 @@ async def _lead(
     trainer, share = build_trainer(spec, settings, folder)
     crew = Crew(trainer, share, checkpointer(spec, target), settings.world)
     _write_environment(spec, settings, folder, critic, run, target)
-    known = {int(row["step"]): row for row in json_lines(run.metrics)}
+    known = {int(row["step"]): row for row in json_lines(run.metrics) if not is_validation(row)}
     total = min(count_steps(run.groups), len(known), limit or spec.trainer.total_training_steps)
     nonfinite = 0
     for step, recorded in zip(range(total), read_steps(run.groups), strict=False):

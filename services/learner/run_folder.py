@@ -2,7 +2,8 @@
 
     job.yaml          the job as resolved, every default written out
     environment.json  versions, machine, seeds, hashes: enough to repeat the run
-    metrics.jsonl     one row a step
+    metrics.jsonl     one row a step, and one a validation
+    eval/             samples.jsonl, one row a held-out prompt and version
     samples.jsonl     one row a group: prompt, completions, rewards, versions
     groups.log        the groups as they were trained on, for `headway replay`
     checkpoints/      step-<n>/, complete ones only, the newest few
@@ -30,6 +31,7 @@ from headway.jobs import check_job_id
 from headway.jobspec import JobSpec
 from headway.journal import finite
 from headway.messages import Completion, Group
+from headway.report_data import is_validation
 
 
 class RunFolder:
@@ -142,7 +144,10 @@ def append_bytes(path: Path, data: bytes) -> None:
 
 
 def keep_rows(path: Path, last_step: int) -> None:
-    """Keeps the rows with `step` at most `last_step`; the file is replaced whole."""
+    """Keeps the rows with `step` at most `last_step`, and those of validations, which are done.
+
+    The file is replaced whole.
+    """
     if not path.is_file():
         return
     kept = []
@@ -150,7 +155,7 @@ def keep_rows(path: Path, last_step: int) -> None:
         for line in lines:
             try:
                 row = json.loads(line)
-                if line.endswith("\n") and row["step"] <= last_step:
+                if line.endswith("\n") and (row["step"] <= last_step or is_validation(row)):
                     kept.append(line)
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue  # torn by a crash, or no row of ours

@@ -7,6 +7,7 @@ Exit codes: 0 the job succeeded, 1 it failed, 75 it failed in a way that may pas
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 from dataclasses import dataclass, field
@@ -95,6 +96,10 @@ def main(argv: list[str] | None = None) -> int:
 def _run(settings: RankSettings, spec: JobSpec, reporter: Reporter) -> int:
     # Heavy imports come after the settings are known to be good.
     if settings.rank == 0:
+        if spec.kind == "eval":
+            from services.learner.eval_lead import EvalLead
+
+            return asyncio.run(EvalLead(settings, spec, reporter).run())
         from services.learner.lead import lead
 
         return lead(settings, spec, reporter)

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from headway.ledger.api import Counts
 from headway.ledger.keys import job_key
 from headway.ledger.redis_ledger import RedisLedger
+from headway.report_data import is_validation
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ async def accounts(redis: Redis, job_id: str, folder: Path) -> Accounts:
         open=len(open_ids),
         largest_lag=max(lags, default=0),
         smallest_lag=min(lags, default=0),
-        steps=tuple(row["step"] for row in rows(folder / "metrics.jsonl")),
+        steps=tuple(
+            row["step"] for row in rows(folder / "metrics.jsonl") if not is_validation(row)
+        ),
     )
 
 
