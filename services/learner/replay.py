@@ -212,7 +212,10 @@ def _write_environment(
 def _write_comparison(spec: JobSpec, folder: Path, run: RunFolder, target: RunFolder) -> None:
     from services.learner.export import distance
 
-    rows = [list(json_lines(path)) for path in (run.metrics, target.metrics)]
+    rows = [
+        [row for row in json_lines(path) if not is_validation(row)]
+        for path in (run.metrics, target.metrics)
+    ]
     comparison = compare(rows[0], rows[1], changes(load_job(run.job), spec))
     whole = comparison.replay_steps == comparison.run_steps
     weights = None
