@@ -67,7 +67,8 @@ class Loop:
         self._recording: asyncio.Task[None] | None = None
         self._meter = RolloutMeter(parts.ledger)
         self._row_at = 0.0
-        self._waits = WaitWatch(parts.spec, parts.ledger, parts.events, parts.reporter)
+        meanwhile = parts.validation.meanwhile if parts.validation is not None else str
+        self._waits = WaitWatch(parts.spec, parts.ledger, parts.events, parts.reporter, meanwhile)
         self._outbox = Outbox(parts, self._waits)
 
     async def run(self, stopping: asyncio.Event) -> None:

@@ -55,6 +55,15 @@ class Validation:
         """The version under way; -1 for none."""
         return self._round.version if self._round is not None else -1
 
+    def meanwhile(self) -> str:
+        """What is under way, for people who ask why no newer weights are sent; "" for nothing."""
+        if (found := self._round) is None:
+            return ""
+        return (
+            f"version {found.version} is being validated, {found.num_left} of {found.num_prompts}"
+            " prompts are left"
+        )
+
     def is_due(self, version: int) -> bool:
         """Whether this version is to be validated and has not been."""
         return self._spec.validates(version) and version not in self._done

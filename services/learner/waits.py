@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from headway.diagnosis import describe_groups
@@ -27,7 +27,16 @@ _SAY_AFTER_ELSE_S = 10.0
 class WaitWatch:
     """Knows what the loop waits for; says so in events and in the status of rank 0."""
 
-    def __init__(self, spec: JobSpec, ledger: Ledger, events: Events, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        ledger: Ledger,
+        events: Events,
+        reporter: Reporter,
+        meanwhile: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`meanwhile` says what keeps newer weights back, or ""."""
+        self._meanwhile = meanwhile
         self._spec = spec
         self._ledger = ledger
         self._events = events
@@ -61,6 +70,8 @@ class WaitWatch:
             self._over()
             return
         text, fields = await self._describe(wait)
+        if held_up := self._meanwhile():
+            text += f"; {held_up}"
         if (away() if wait.reason == "peer" else self._waiting.longest()) is None:
             return  # it ended meanwhile
         since = time.time() - wait.waited_s

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from headway.errors import HeadwayError
 from headway.jobspec import JobSpec
-from headway.ledger.api import Ledger
+from headway.ledger.api import Ledger, Refusal
 from headway.ledger.keys import validation_room
 from services.rollout.engine import Engine
 from services.rollout.presence import WorkerSettings
@@ -44,6 +44,7 @@ class Desk:
         self._spec, self._room, self._work = spec, room, work
         self.own = work(ledger, EVAL_JOB if spec.kind == "eval" else TRAINING)
         self._validation: TicketWork | None = None
+        self._has_more = False  # of the validation, as its ledger last said
 
     @property
     def works(self) -> tuple[TicketWork, ...]:
@@ -56,8 +57,17 @@ class Desk:
         if self._room is not None and self._spec.validates(version):
             ledger = self._room(validation_room(version))
             self._validation = self._work(ledger, validation(version))
+            self._has_more = True
 
-    def close(self, work: TicketWork) -> None:
-        """A ledger is closed; the job's own is looked at again and again all the same."""
+    def answered(self, work: TicketWork, refusal: Refusal | None) -> None:
+        """A claim was granted or refused; a validation whose ledger is closed is over.
+
+        The job's own ledger is looked at again and again all the same.
+        """
         if work is self._validation:
-            self._validation = None
+            self._has_more = refusal is None
+            self._validation = None if refusal == "closed" else work
+
+    def comes_first(self, work: TicketWork) -> bool:
+        """Whether a work has tickets left, as far as is known, that others must not hold up."""
+        return work is self._validation and self._has_more

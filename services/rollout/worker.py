@@ -145,11 +145,12 @@ class JobRunner:
             version = self._standing.version
             asked, granted, full = 0, 0, True
             for work in self._desk.works if version is not None else ():
-                if (free := self._room(work)) == 0 or version is None:
-                    continue
-                claimed = await self._claim(work, version, free)
-                asked, granted = asked + 1, granted + len(claimed.leases)
-                full = full and len(claimed.leases) == free
+                if (free := self._room(work)) > 0 and version is not None:
+                    claimed = await self._claim(work, version, free)
+                    asked, granted = asked + 1, granted + len(claimed.leases)
+                    full = full and len(claimed.leases) == free
+                if self._desk.comes_first(work):
+                    break  # the room that it needs is not filled with other tickets
             if not asked:
                 await self._wake.wait()
                 continue
@@ -175,8 +176,8 @@ class JobRunner:
                 await work.release(lease)
         if work is self._desk.own:
             self._standing.answered(claimed.refusal, _now())
+        self._desk.answered(work, claimed.refusal)
         if claimed.refusal == "closed":
-            self._desk.close(work)
             await self._give_back("its work has ended", work)
         return claimed
 

@@ -119,3 +119,28 @@ def test_adapters_alone_bring_the_sampler_where_the_learner_is(model, tmp_path):
     assert max(float((after[n] - before[n]).abs().max()) for n in moved) > 1e-2
     adapters = load_file(done.folder / "model" / "adapter" / "adapter_model.safetensors")
     assert len(adapters) == 2 * len(moved)
+
+
+def test_held_out_prompts_are_sampled_by_one_version_while_training_goes_on(model, tmp_path):
+    job = tiny_job(model, trainer__total_training_steps=3, trainer__export=False)
+    data = {"source": "reasoning_gym", "name": "chain_sum", "size": 6, "data_source": "sums"}
+    job["evaluation"] = {
+        "data": [data], "n": 2, "temperature": 1.0, "max_tokens": 12, "test_freq": 2
+    }  # fmt: skip
+    done = run_job(tmp_path, job)
+    assert done.code == 0, done.output
+    records = done.rows("eval/samples.jsonl")
+    asked = [(record["version"], record["index"]) for record in records]
+    assert sorted(asked) == [(version, i) for version in (0, 2, 3) for i in range(6)]
+    rows = done.rows("metrics.jsonl")
+    assert [row["step"] for row in rows if row["version"] < row["step"]] == [1, 2, 3]
+    for row in rows:
+        if row["version"] == row["step"]:  # a validation
+            rewards = [
+                completion["reward"]
+                for record in records if record["version"] == row["version"]
+                for completion in record["completions"]
+            ]  # fmt: skip
+            assert len(rewards) == 12 and set(rewards) <= {0.0, 1.0}
+            assert row["val-core/sums/reward/mean@2"] == pytest.approx(sum(rewards) / 12)
+    assert max(row.get("lag/max", 0) for row in rows) <= 2

@@ -205,6 +205,33 @@ async def test_errors_of_graders_are_recorded_and_never_a_zero(tmp_path):
         await failing.finish(round_)
 
 
+@pytest.mark.parametrize("capacity", [8, 1])  # completions at once; a prompt has two
+async def test_held_out_prompts_come_before_the_job_s_own(tmp_path, capacity):
+    job = spec()
+    rollout = job.rollout.model_copy(update={"max_num_seqs": capacity})
+    stand = Stand(tmp_path, job=job.model_copy(update={"rollout": rollout}))
+    await stand.main.open(ledger_config(stand.job))
+    stand.main._state().next_take = stand.main._state().next_commit = VERSION
+    await stand.main.issue([Ticket(i, (1, i), "own", {}, 4, i) for i in range(4)])
+    round_ = stand.round()
+    await round_.open()
+    running = asyncio.create_task(round_.run())
+    engine = SimEngine(SimSettings(tokens_per_s=500.0))
+    await engine.start()
+    await install(stand.node("a", engine), engine, VERSION)
+    seen = []  # of the job's own, and of the prompts that are left
+    async with asyncio.timeout(60):
+        while (counts := await stand.main.counts()).delivered < 4:
+            left = await stand.ledger.counts()
+            seen.append((counts.issued, left.issued + left.leased))
+            await asyncio.sleep(0.001)
+        await running
+    await end_tasks(stand.tasks)
+    # none of the job's own was begun while a prompt was left that nobody held
+    assert all(left <= 3 * max(1, capacity // N) for own, left in seen if own < 4)
+    assert len(stand.records()) == NUM
+
+
 class Choosy(SimEngine):
     async def generate(self, request_id, prompt_ids, n, sampling, seed):
         if seed == 104:
