@@ -14,7 +14,7 @@ from headway.errors import NotFound, Unauthorized, Unavailable
 from headway.jobs import JobRecord
 from headway.journal import Journal
 from headway.ledger.api import LedgerConfig, Member
-from headway.ledger.keys import job_key
+from headway.ledger.keys import job_key, validation_room
 from headway.ledger.redis_ledger import RedisLedger
 from headway.ledger.scripts import TRANSITIONS
 from headway.messages import Ticket
@@ -39,9 +39,10 @@ def ticket(number: int) -> Ticket:
     return Ticket(number, (1, 2), "p", {}, 2, number)
 
 
-async def test_learner_and_rollout_do_a_jobs_work(store_url, job_id):
+@pytest.mark.parametrize("room", ["", validation_room(20)])
+async def test_learner_and_rollout_do_a_jobs_work(store_url, job_id, room):
     async with user(store_url, "learner") as l_client, user(store_url, "rollout") as r_client:
-        learner, rollout = RedisLedger(l_client, job_id), RedisLedger(r_client, job_id)
+        learner, rollout = RedisLedger(l_client, job_id, room), RedisLedger(r_client, job_id, room)
         await learner.open(LedgerConfig(batch_groups=1, max_policy_lag=1))
         assert await learner.issue([ticket(0), ticket(1), ticket(2)]) == 3
         await rollout.announce(Member("n", "h:1", "none"), 60.0)
