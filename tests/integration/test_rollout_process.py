@@ -12,6 +12,9 @@ import grpc
 import openai
 import pytest
 
+from headway.cli import run_command
+from headway.leash import leashed
+from headway.ports import free_port
 from tests.support.desk import Service
 from tests.support.rollout_house import BATCH, house
 
@@ -96,22 +99,30 @@ async def test_a_jobs_policy_can_be_sampled_from_outside_while_it_trains(
         await client.close()
 
 
-async def test_a_model_is_served_without_fleet_job_or_redis():
-    flags = ("--engine", "sim", "--model", "/models/a", "--model-name", "a")
-    node = Service("rollout", *flags, "--weight-version", "40", redis_url="redis://127.0.0.1:1/0")
+def test_a_model_is_served_by_one_command_without_fleet_job_or_redis():
+    port = free_port()
+    command = [sys.executable, "-m", "headway.cli", "serve", "/models/a", "--name", "a"]
+    command += ["--engine", "sim", "--port", str(port), "--weight-version", "40"]
+    process = subprocess.Popen(leashed(command, signal.SIGKILL), stderr=subprocess.DEVNULL)
     try:
-        url = (await node.ready()).address
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
-            (card,) = (await client.models.list()).data
+        base = f"http://127.0.0.1:{port}/v1"
+        with openai.OpenAI(base_url=base, api_key="none", max_retries=60) as client:
+            (card,) = client.models.list().data  # asked again until the server is there
             assert (card.id, card.root, card.weight_version) == ("a", "/models/a", 40)
-            answer = await client.chat.completions.create(
+            answer = client.chat.completions.create(
                 model="a", messages=[{"role": "user", "content": "1 + 2?"}], max_tokens=8
             )
             assert answer.weight_version == 40 and answer.usage.completion_tokens == 8
-        node.signal(signal.SIGTERM)
-        assert await node.ended() == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
     finally:
-        node.kill()
+        process.kill()
+        process.wait()
+
+
+def test_what_cannot_be_served_is_refused_before_anything_is_started(capfd):
+    assert run_command(["serve", "/no/such/model"]) == 2
+    assert "there is no such folder" in capfd.readouterr().err
 
 
 def refused(*flags, redis_url="redis://127.0.0.1:1/0"):
