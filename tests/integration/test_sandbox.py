@@ -26,6 +26,8 @@ HOSTILE = {
         "with open('/tmp/x', 'wb') as f:\n  while True: f.write(bytes(1 << 20))", "disk"),
     "writes many files": (
         "for i in range(9999): open(f'/tmp/{i}', 'wb').write(bytes(1 << 18))", "disk"),
+    "makes empty files without end": (
+        "import itertools\nfor i in itertools.count(): open(f'/tmp/{i}', 'w').close()", "disk"),
     "fills /dev/shm": (
         "for i in range(9999): open(f'/dev/shm/{i}', 'wb').write(bytes(1 << 18))", "disk"),
     "forks without end": ("import os\nwhile True: os.fork()", "processes"),

@@ -10,7 +10,8 @@ What a program finds inside:
   under a service that is root, a user id that nothing else on the machine has; no capability, no
   way to get one (no_new_privs), no debugging of other processes, no new namespaces
 - limits (`Limits`): wall clock, CPU seconds and address space of a process, processes and threads,
-  resident memory of all processes together, size of a file and of /tmp, bytes of output
+  resident memory of all processes together, size of a file and of /tmp, files in it, bytes of
+  output
 - when it ends, is killed, or the caller dies, every process it left is killed with its namespace
 
 `require()` makes the sandbox prove this in a canary program before anything else may run;
@@ -23,9 +24,10 @@ What it does not promise:
 - It does not hide the time, the kernel's version, the load or the number of cores, nor defend
   against reading other processes' secrets through the processor's caches.
 - World-readable files under /usr and the interpreter's folder can be read: keep no secrets there.
-- Resident memory of several processes together is looked at every 50 ms, so it may be exceeded for
-  as long; what always holds is `memory_bytes` times `processes`. Kernel buffers of sockets and
-  pipes (below 1 MiB a descriptor) are not counted.
+- Resident memory of several processes together, and the number of files, are looked at every 50 ms
+  (by `run`; for a child its caller must), so they may be exceeded for as long; what always holds is
+  `memory_bytes` times `processes`. Kernel buffers of sockets and pipes (below 1 MiB a descriptor)
+  are not counted.
 - CPU seconds are a process's, not the tree's; the wall clock bounds the tree.
 - `Outcome.kind` is a report, not evidence: a program can make its own failure look like another.
 - A program's output is data of an enemy: parse it with care, never evaluate it.

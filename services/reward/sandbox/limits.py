@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 MIB = 1 << 20
+MAX_FILES = 20_000  # in /tmp
 
 Kind = Literal["ok", "crash", "timeout", "memory", "processes", "disk", "output"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

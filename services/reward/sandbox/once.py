@@ -12,7 +12,7 @@ from typing import IO, cast
 
 from services.reward.grading.outcome import SandboxUnavailable
 from services.reward.sandbox.command import START_S, STARTED, View
-from services.reward.sandbox.limits import Kind, Limits, Outcome, kind_of
+from services.reward.sandbox.limits import MAX_FILES, Kind, Limits, Outcome, kind_of
 from services.reward.sandbox.tree import Tree
 
 _LOOK_S = 0.05  # how often the memory of all processes together is looked at
@@ -103,7 +103,9 @@ class _Run:
         if now < self._next_look:
             return None
         self._next_look = now + _LOOK_S
-        return "memory" if self._tree.resident_bytes() > self._limits.memory_bytes else None
+        if self._tree.resident_bytes() > self._limits.memory_bytes:
+            return "memory"
+        return "disk" if self._tree.num_files() > MAX_FILES else None
 
     def _feed(self, stream: IO[bytes]) -> None:
         try:

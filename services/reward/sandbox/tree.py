@@ -72,17 +72,31 @@ class Tree:
 
     def resident_bytes(self) -> int:
         """Private resident memory of all its processes, each by itself."""
-        total, waiting = 0, [self.process.pid]
+        total = 0
+        for pid in self._processes():
+            with suppress(OSError, ValueError), open(f"/proc/{pid}/statm") as statm:
+                _, resident, shared, *_ = statm.read().split()
+                total += (int(resident) - int(shared)) * _PAGE
+        return total
+
+    def num_files(self) -> int:
+        """Files in its /tmp, empty ones too: each is kernel memory that the size does not count."""
+        for pid in reversed(self._processes()):
+            with suppress(OSError):
+                tmp = os.statvfs(f"/proc/{pid}/root/tmp")
+                return tmp.f_files - tmp.f_ffree
+        return 0
+
+    def _processes(self) -> list[int]:
+        found, waiting = [], [self.process.pid]
         while waiting:
             pid = waiting.pop()
+            found.append(pid)
             with suppress(OSError, ValueError):
                 for task in os.listdir(f"/proc/{pid}/task"):
                     with open(f"/proc/{pid}/task/{task}/children") as children:
                         waiting += [int(child) for child in children.read().split()]
-                with open(f"/proc/{pid}/statm") as statm:
-                    _, resident, shared, *_ = statm.read().split()
-                total += (int(resident) - int(shared)) * _PAGE
-        return total
+        return found[1:]  # bwrap itself sees the machine
 
     def _first_process(self) -> int | None:
         os.set_blocking(self._info, False)

@@ -124,7 +124,7 @@ class _Reading:
     parse_constant = float  # NaN, Infinity, -Infinity
 
 
-_scan = make_scanner(_Reading())
+_scan = make_scanner(_Reading())  # type: ignore[arg-type]
 
 
 def loads(text: str) -> Any:
