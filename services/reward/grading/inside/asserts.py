@@ -44,9 +44,9 @@ def main() -> None:
         player.play(job, asked, answered)
     os.close(asked)
     os.close(answered)
-    from services.reward.grading.inside import judge
+    from services.reward.grading.inside import judge, remote
 
     verdicts = os.dup(1)
     os.dup2(os.open("/dev/null", os.O_WRONLY), 1)  # what tests print goes nowhere
-    judge.judge(judge.Link(ask, answer, job["wall_s"]), read_part(), pid, verdicts)
+    judge.judge(remote.Link(ask, answer, job["wall_s"]), read_part(), pid, verdicts)
     os._exit(0)
