@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ _WORDS = {
 }  # fmt: skip
 _UNNAMED = "train"  # the split of files that name none, as in the datasets library
 _MAX_HEAD_BYTES = 1 << 20
+_MAX_ENTRIES = 100_000
 
 
 Files = tuple[Path, ...]
@@ -152,7 +154,10 @@ def _patterns(data_files: object) -> Iterator[tuple[str, str]]:
 def _named(folder: Path) -> Layout:
     """The layout that names of files and folders tell."""
     found: dict[str, dict[str, list[Path]]] = {}
-    for path in sorted(folder.rglob("*")):
+    entries = list(islice(folder.rglob("*"), _MAX_ENTRIES + 1))
+    if len(entries) > _MAX_ENTRIES:
+        raise InvalidSpec(f"{folder} holds more than {_MAX_ENTRIES} files: is it a data set?")
+    for path in sorted(entries):
         parts = path.relative_to(folder).parts
         hidden = any(part.startswith((".", "__")) for part in parts)
         if path.suffix not in SUFFIXES or path.name in _NOT_ROWS or hidden or not path.is_file():

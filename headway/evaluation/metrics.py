@@ -21,6 +21,8 @@ from headway.evaluation.votes import Voter
 ALL = "all"
 """The table over every data source, one prompt one vote."""
 
+_LARGEST = 1e100
+
 Pick = Callable[["Prompt"], "float | None"]
 
 
@@ -102,13 +104,18 @@ def outcome(record: PromptRecord, vote: Voter | None) -> Prompt:
     graded = [c for c in record.completions if c.reward is not None]
     return Prompt(
         n=len(record.completions),
-        rewards=tuple(c.reward for c in graded if c.reward is not None),
+        rewards=tuple(_bounded(c.reward) for c in graded if c.reward is not None),
         votes=tuple(vote(c.text) for c in graded) if vote is not None else (),
-        parts=tuple(c.parts for c in graded),
+        parts=tuple({name: _bounded(part) for name, part in c.parts.items()} for c in graded),
         null_kinds=tuple(c.error_kind or "unknown" for c in record.completions if c.reward is None),
         num_tokens=tuple(c.num_tokens for c in record.completions),
         num_cut=sum(c.finish_reason == "length" for c in record.completions),
     )
+
+
+def _bounded(reward: float) -> float:
+    """A reward whose square can be summed: beyond 1e100 it counts as that."""
+    return max(-_LARGEST, min(_LARGEST, reward))
 
 
 def sizes(n: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Tables and comparisons from records: nulls, skips, votes, and what does not match."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -67,6 +68,15 @@ def test_a_null_is_counted_and_never_a_zero():
 def test_bounds_reach_as_far_as_the_rewards_seen():
     (table,) = tables([prompt(0, [-2.0, None]), prompt(1, [3.0, 3.0])])
     assert table.null_bounds == (near((-2 - 2) / 2 / 2 + 1.5), near((-2 + 3) / 2 / 2 + 1.5))
+
+
+def test_absurd_rewards_overflow_nothing():
+    records = [prompt(i, [1e308, 1e308, -1e308, None]) for i in range(3)]
+    row = val_metrics(tables(records, lambda _: str))
+    assert all(math.isfinite(value) for value in row.values())
+    assert row["val-core/sums/reward/mean@4"] == near(1e100 / 3)
+    (mean, *_) = compare(records, [prompt(i, [-1e308]) for i in range(3)]).contrasts
+    assert mean.difference.value == near(-4e100 / 3) and mean.losses == 3
 
 
 def test_nothing_graded_is_no_figure():
