@@ -232,3 +232,45 @@ async def test_what_is_too_large_to_ask_is_the_items_fault():
     assert [(s.reward, s.error_kind) for s in got] == [(None, "bad_input"), (1.0, "")]
     assert "at most 1024 KiB" in got[0].error_message
     assert len(there.asked) == 1
+
+
+async def test_a_group_is_asked_for_together_and_what_was_graded_is_kept(hostile, tmp_path):
+    log = tmp_path / "log"
+    ranks = {"type": "hostile_group", "log": str(log)}
+    grader = {"type": "sum", "graders": {"rank": ranks, "good": JUDGE}}
+
+    def verdict(asked):
+        return said("1" if "xxxx" in asked.body["messages"][-1]["content"] else "0.5")
+
+    async with outside_server(verdict) as there:
+        settings = asking(there.endpoint("there"))
+        async with service(hostile, asking=settings) as (_, client):
+            items = [ScoreItem("?", text, {}, "g") for text in ("x", "xxxx", "xx")]
+            got = await client.score("", "", grader, items, 60.0)
+            graded = log.read_text().split()
+            items[2] = ScoreItem("?", "lost", {"do": "lost"}, "g")
+            some = await client.score("", "", grader, items, 60.0)
+    assert [s.reward for s in got] == [0.5, 3.0, 1.5]
+    assert got[1].parts == {"rank": 2.0, "good": 1.0}
+    assert sorted(graded) == ["x", "xx", "xxxx"]  # each once, though scored in two rounds
+    assert [s.reward for s in some] == [0.5, 2.0, None]
+    assert (some[2].error_kind, some[2].error_message) == ("bad_input", "rank: lost")
+    assert len(there.asked) == 3
+
+
+async def test_a_worker_cannot_have_asked_what_no_grader_of_the_request_asks(hostile):
+    forged = {"do": "ask", "asks": {"k": {"leaf": "x", "content": {"url": "http://10.0.0.1"}}}}
+    many = {"do": "ask", "asks": {str(i): {"leaf": "x", "content": i} for i in range(9)}}
+    rows = [forged, many, {"do": "ask", "asks": {"k": 1}}, {}]
+    items = [ScoreItem("?", "c", row) for row in rows]
+    both = {"type": "sum", "graders": {"h": {"type": "hostile"}, "good": JUDGE}}
+    async with outside_server(lambda asked: said("1")) as there:
+        settings = asking(there.endpoint("there"))
+        async with service(hostile, asking=settings) as (_, client):
+            alone = await client.score("", "", {"type": "hostile"}, items, 60.0)
+            assert [s.error_kind for s in alone] == ["internal"] * 3 + [""]
+            assert "asks outside, which its service cannot" in alone[0].error_message
+            got = await client.score("", "", both, items, 60.0)
+            assert [s.reward for s in got] == [None, None, None, 2.0]
+            assert all("asking failed: asks" in s.error_message for s in got[:3])
+    assert len(there.asked) == 1

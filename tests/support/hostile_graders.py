@@ -8,7 +8,7 @@ from typing import Literal
 from headway.graders import GraderSpec
 from services.reward.grading.evaluate import BUILDERS
 from services.reward.grading.groups import once_a_group
-from services.reward.grading.outcome import BadInput, Graded
+from services.reward.grading.outcome import BadInput, Graded, Needs
 
 
 class Hostile(GraderSpec):
@@ -72,6 +72,7 @@ DEEDS = {
     "print": lambda _: print("x" * (1 << 20), flush=True),
     "killed_once": _killed_once,
     "wait_for": _wait_for,
+    "ask": lambda item: _raise(Needs(item["asks"])),
 }
 
 
