@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
@@ -31,7 +30,7 @@ from headway.jobspec_sampling import DataSpec, OverlongSpec, RewardSpec, Rollout
 from headway.jobspec_section import Section
 from headway.jobspec_training import ActorSpec, CriticSpec, OptimSpec, TrainerSpec
 from headway.rl import names
-from headway.yamls import check_plain, load_yaml
+from headway.yamls import check_plain, dump_yaml, load_yaml
 
 __all__ = [
     "ActorSpec",
@@ -242,7 +241,7 @@ class JobSpec(Section):
 
     def to_yaml(self) -> str:
         """The resolved job, every default written out."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return dump_yaml(self.model_dump(mode="json"))
 
 
 def parse_job(raw: object) -> JobSpec:

@@ -1,4 +1,4 @@
-"""Reads YAML that people wrote: plain values only, and what is doubtful is refused."""
+"""YAML of people and for people: plain values only, and what is doubtful is refused."""
 
 from __future__ import annotations
 
@@ -29,6 +29,23 @@ class StrictLoader(yaml.SafeLoader):
                     )
                 seen.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
+
+
+class ReadableDumper(yaml.SafeDumper):
+    """PyYAML's safe dumper, with texts of several lines as blocks."""
+
+
+ReadableDumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    ),
+)
+
+
+def dump_yaml(data: Any) -> str:
+    """Plain data as YAML, keys in their order."""
+    return yaml.dump(data, Dumper=ReadableDumper, sort_keys=False, allow_unicode=True)
 
 
 def load_yaml(text: str, loader: type[StrictLoader] = StrictLoader) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from prometheus_client import Counter
 
-from headway.errors import HeadwayError, NoCapacity, Unavailable
+from headway.errors import HeadwayError, InvalidSpec, NoCapacity, Unavailable
 from headway.graders import validate_grader
 from headway.jobspec import JobSpec
 from headway.ledger.api import Lease
@@ -76,14 +76,13 @@ async def score_group(
     clock = asyncio.get_running_loop().time
     started = clock()
     grader = source.grader(spec, lease.ticket)
-    whole = validate_grader(grader).whole_group()  # a completion is scored with its whole prompt
     scored = list(completions) if greedy is None else [*completions, greedy]
     rounds = 1 + (spec.reward.max_rescores if spec.reward.on_error == "rescore" else 0)
     for number in range(rounds):
         missing = [i for i, completion in enumerate(scored) if completion.reward is None]
         if not missing:
             break
-        if number and missing[0] < len(completions) and whole:
+        if number and missing[0] < len(completions) and _whole_groups(grader):
             missing = [*range(len(completions)), *(i for i in missing if i >= len(completions))]
         if number:
             await asyncio.sleep(_FIRST_PAUSE_S * 2 ** (number - 1))
@@ -111,6 +110,14 @@ async def score_group(
     if greedy is not None and (last := scored.pop()).reward is not None:
         baseline = Baseline(last.reward, len(last.token_ids))
     return Scored(tuple(scored), reason, kind, message, clock() - started, baseline)
+
+
+def _whole_groups(grader: Mapping[str, Any]) -> bool:
+    """Whether a completion can only be scored together with all others of its prompt."""
+    try:
+        return validate_grader(grader).whole_group()
+    except InvalidSpec:
+        return False  # the service has said so, too
 
 
 async def _scores(

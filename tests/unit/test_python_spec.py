@@ -11,6 +11,7 @@ from headway.graders import parse_grader_json, validate_grader
 from headway.graders.python import MAX_SOURCE_BYTES
 from headway.graders.sources import with_sources
 from headway.jobspec import load_job
+from headway.yamls import dump_yaml, load_yaml
 
 
 def spec(source, **keys):
@@ -122,7 +123,19 @@ def test_a_path_is_read_beside_the_job_file_and_travels_as_source(tmp_path):
     assert validate_grader(grader).whole_group()
     assert validate_grader(json.loads(json.dumps(grader))).graders["mine"].file == "mine.py"
     (folder / "job.yaml").write_text(JOB % (folder / "mine.py"))
-    assert load_job(folder / "job.yaml").reward.grader == grader
+    again = load_job(folder / "job.yaml")
+    assert again.reward.grader == grader
+    (folder / "job.yaml").write_text(again.to_yaml())
+    assert load_job(folder / "job.yaml") == again
+    assert "        source: |\n          def f(completions):\n" in again.to_yaml()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a\n", "a\n\n\n", "\n a\n  b", "a \nb", "\ta\n", "é\n\u2028", "a\r\nb\n", "---\n#", "\n"],
+)
+def test_texts_of_several_lines_come_back_from_yaml_as_they_were(text):
+    assert load_yaml(dump_yaml({"a": {"b": [text]}})) == {"a": {"b": [text]}}
 
 
 def test_headway_eval_reads_it_too(tmp_path, monkeypatch):
