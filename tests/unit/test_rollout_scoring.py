@@ -102,9 +102,10 @@ def test_a_failing_call_is_an_error_and_an_absent_service_is_waited_for():  # S0
         def refuse(item, call):
             raise InvalidSpec("unknown grader type 'nope'")
 
-        async with stand(num_tickets=1, graders=Graders(refuse)) as it:
-            await it.reaches("filtered", 1)
-            assert await it.count("reasons") == {"reward_error:invalid": 1}
+        for spec in (job(), job(on_error="rescore", grader={"type": "nope"})):
+            async with stand(spec, num_tickets=1, graders=Graders(refuse)) as it:
+                await it.reaches("filtered", 1)
+                assert await it.count("reasons") == {"reward_error:invalid": 1}
 
         def too_slow(item, call):
             raise DeadlineExceeded("no answer")
