@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from headway.follow import Deaf, event_line
+from headway.follow import Deaf, event_line, validation_line
 from headway.jobs import JobRecord
 
 _LINES = 10  # progress lines of a whole job
@@ -35,7 +35,8 @@ class EvalLines:
         click.echo(event_line(row))
 
     def step(self, row: Row) -> None:
-        """The figures at the end are shown as a table by who knows the run folder."""
+        """The core figures at the end, in one line."""
+        click.echo(validation_line(row))
 
     def record(self, record: JobRecord) -> None:
         """How many prompts are done, when it is a tenth more than it was."""
@@ -90,7 +91,8 @@ class EvalBar:
         self._line(event_line(row), "dim")
 
     def step(self, row: Row) -> None:
-        """The figures at the end are shown as a table by who knows the run folder."""
+        """The core figures at the end, in one line above the bar."""
+        self._line(validation_line(row), "green")
 
     def record(self, record: JobRecord) -> None:
         """The bar, and its caption."""

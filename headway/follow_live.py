@@ -31,14 +31,14 @@ class LiveView:
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("steps" if total_steps else "prompts"),
+            TextColumn("steps"),
             TimeElapsedColumn(),
             TextColumn("left"),
             Remaining(),
             console=self._console,
             expand=True,
         )
-        self._task = self._progress.add_task("starting", total=total_steps or None)
+        self._task = self._progress.add_task("starting", total=total_steps)
         self._rewards: deque[float] = deque(maxlen=_LINE_WIDTH)
         self._row: Mapping[str, Any] = {}
         self._live = Live(self._drawing(), console=self._console, refresh_per_second=4)

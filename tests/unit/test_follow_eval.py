@@ -24,12 +24,13 @@ def test_ten_lines_tell_the_way(capsys):
     view.event(STARTING)
     for done in range(41):
         view.record(at(done))
-    view.step({"step": 0, "val-core/sums/reward/mean@4": 0.5})
+    view.step({"step": 0, "version": 0, "val-core/sums/reward/mean@4": 0.5, "val-aux/x": 1})
     view.close()
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "waiting: rollout nodes"
     assert lines[2].endswith("40 prompts x 4 completions")
-    assert lines[3:] == [f"{done} of 40 prompts" for done in range(4, 41, 4)]
+    assert lines[3:-1] == [f"{done} of 40 prompts" for done in range(4, 41, 4)]
+    assert lines[-1] == "version 0  sums/reward/mean@4 0.500"
 
 
 def test_a_job_that_went_on_tells_where_it_is(capsys):
