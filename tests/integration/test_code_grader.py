@@ -120,6 +120,28 @@ def test_stdin_cases():
     assert ended(grade(kill, cases=IO, score="fraction")) == {"passed": 0.25, "crash": 0.75}
 
 
+HONEST = {
+    "exit": "print(3)\nexit()",
+    "a deep thread": (
+        "import sys, threading\nthreading.stack_size(1 << 26)\nsys.setrecursionlimit(10**6)\n"
+        "def down(n): return n and 1 + down(n - 1)\n"
+        "threading.Thread(target=lambda: print(down(20000) - 19997)).start()"),
+    "a pool": (
+        "import multiprocessing\ndef f(x): return x\nif __name__ == '__main__':\n"
+        "    with multiprocessing.Pool(2) as pool: print(sum(pool.map(f, [1, 2])))"),
+    "exit handlers": "import atexit\natexit.register(print, 3)",
+    "descriptors": "import os\nos.write(1, b'%d' % sum(map(int, os.read(0, 99).split())))",
+    "pickle": "import pickle\nclass A: x = 3\nprint(pickle.loads(pickle.dumps(A())).x)",
+    "a child": "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(3)'])",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_programs_find_what_they_need(name):
+    graded = grade(HONEST[name], cases=[{"input": "1 2\n", "output": "3"}])
+    assert ended(graded) == {"passed": 1.0}
+
+
 def test_each_case_has_a_fresh_program():
     counts = "import builtins\nbuiltins.n = getattr(builtins, 'n', 0) + 1\nprint(builtins.n)"
     assert grade(counts, cases=[{"input": "", "output": "1"}] * 3).reward == 1.0
@@ -159,12 +181,15 @@ def test_objects_exceptions_iterators_and_arguments_changed_in_place():
         "    def put(self, x):\n        if len(self.x) >= self.n: raise Full('full')\n"
         "        self.x.append(x)\n        return self\n    def __len__(self): return len(self.x)\n"
         "def fill(xs): xs.append(9)\ndef up(n): yield from range(n)\n"
+        "def look(d, k): return d[k]\n"
     )
     tests = (
         "from solution import *\nb = Box(2).put(1)\n"
         "assert len(b.put({2})) == 2 and b.x == [1, {2}]\n"
         "try:\n    b.put(3)\n    assert False\nexcept Full as e:\n    assert str(e) == 'full'\n"
         "xs = [1]\nfill(xs)\nassert xs == [1, 9]\nassert list(up(3)) == [0, 1, 2]\n"
+        "try:\n    look({}, 'k')\n    assert False\n"
+        "except KeyError as e:\n    assert e.args == ('k',)\n"
         "assert isinstance(b.x, list) and not isinstance(b, int)\n"
     )
     assert ended(grade(program, tests=tests, score="fraction")) == {"passed": 1.0}

@@ -7,7 +7,7 @@ import os
 import resource
 
 from services.reward.grading.inside.program import execute, redirect
-from services.reward.grading.inside.wire import decode, dumps, encode, loads
+from services.reward.grading.inside.wire import NotPlain, decode, dumps, encode, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +64,12 @@ def _answer(
         return {"value": encode(value, _other), "changed": changed}
     except BaseException as error:
         kinds = [kind.__name__ for kind in type(error).__mro__]
-        return {"error": kinds[0], "bases": kinds[1:], "message": str(error)[:500]}
+        message = str(error)[:500]
+        try:
+            args = encode(list(error.args))
+        except NotPlain:
+            args = encode([message])
+        return {"error": kinds[0], "bases": kinds[1:], "message": message, "args": args}
 
 
 def _do(request: dict[str, Any], names: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
 
@@ -15,6 +16,7 @@ def execute(code: CodeType, name: str) -> dict[str, Any]:
     """Runs the program's top level as module `name`; its names."""
     module = type(sys)(name)
     module.__dict__["__file__"] = "/tmp/program.py"
+    builtins.exit = builtins.quit = sys.exit  # which `site` would have brought
     sys.modules[name] = module
     exec(code, module.__dict__)
     return module.__dict__

@@ -7,6 +7,7 @@ be passed on is `Unsupported`, which is nobody's failure.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import os
 import select
 import time
@@ -47,7 +48,7 @@ class Link:
             raise Ended("the program has ended") from None
         answer = self._read(time.monotonic() + self._wall_s)
         if "error" in answer:
-            error = self._exception(answer["error"], answer["bases"])(answer["message"])
+            error = self._raised(answer)
             error.of_program = True  # type: ignore[attr-defined]
             raise error
         return self.decoded(answer["value"]), answer.get("changed", {})
@@ -70,6 +71,13 @@ class Link:
             return self._exception(body[0], body[1])
         raise ValueError(f"unknown tag {tag!r}")
 
+    def _raised(self, answer: dict[str, Any]) -> Exception:
+        kind = self._exception(answer["error"], answer["bases"])
+        if kind.__module__ == "builtins":  # one of the program's own may print itself otherwise
+            with contextlib.suppress(TypeError):
+                return kind(*self.decoded(answer["args"]))
+        return kind(answer["message"])
+
     def _exception(self, name: str, bases: list[str]) -> type[Exception]:
         known = getattr(builtins, name, None)
         if isinstance(known, type) and issubclass(known, Exception):
@@ -88,7 +96,7 @@ class Link:
             raise Ended("the program answered too much")
         try:
             answer: dict[str, Any] = loads(self._exactly(length, deadline).decode())
-            assert "value" in answer or {"error", "bases", "message"} <= answer.keys()
+            assert "value" in answer or {"error", "bases", "message", "args"} <= answer.keys()
         except (
             ValueError,
             StopIteration,
