@@ -48,6 +48,7 @@ def code(spec: Mapping[str, Any]) -> Grade:
     def grade(sample: Sample) -> Graded:
         text = text_of(spec["input"], sample)
         program = extract_program(text) if spec["extract"] == "block" else text
+        program = program.lstrip("\ufeff")
         if spec["prefix"]:
             program = f"{text_of(spec['prefix'], sample)}\n{program}"
         function = value_of(spec["function"], sample) if spec["function"] else None
