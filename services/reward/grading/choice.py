@@ -43,19 +43,27 @@ _CUE = re.compile(
     re.IGNORECASE,
 )
 _CORRECT = re.compile(
-    r"(?:\b(?i:option|choice|answer)\s+|\()[*(\[]*([A-Z])[*)\].]*\s+(?:is|must be|would be)\s+"
-    r"(?:therefore\s+|thus\s+|the\s+)*(?:correct|right|best|true|answer)"
+    r"(?:(?:\A|[.!?:,;]|\b(?i:option|choice|answer|so|thus|hence|therefore|that|and|then|only))\s*|\()"
+    r"[*(\[]*([A-Z])[*)\].]*\s+(?:is|must be|would be)\s+"
+    r"(?:therefore\s+|thus\s+|the\s+)*(?:correct|right|best|answer)"
 )
+_CONCLUDED = re.compile(
+    r"(?:\b(?i:therefore|thus|hence|so|it's|it is|it must be|i say|we get|answer)\b[,:]?|→|=>|->)\s*"
+    r"(?:(?i:option|choice|it is|it's)\s+)?[*(\[$]*([A-Z])[*)\]$]*[.!]?\s*\Z"
+)
+_SMALL = re.compile(r"[\s:*(\[$\"']*([a-z])[*)\]$\"']*[.!]?\s*(?:\Z|\n)")
 _CHOSEN = re.compile(
     r"[\s:*_$(\[{\"'“`]*(?:\\\(|\\?(?:boxed|text|mathbf|mathrm|textbf)\s*\{\s*)*"
     r"(?:(?i:option|choice|letter|选项)\s*)?[*(\[{$]*"
     r"([A-Z](?:\s*(?:,|、|&|/|and\b|or\b)?\s*\(?[A-Z](?![A-Za-z'’]))*)(?![A-Za-z'’])([^\n]{0,40})"
 )
 _ENDS = re.compile(
-    r"[\s*_$)\]}\"'”`]*(?:\Z|[.,;:!?)\]}(]|[-–—]|\b(?:because|since|as|so|and|which|is|due|for|given|by|"
+    r"[\s*_$)\]}\"'”`]*(?:\Z|[.,;:!?)\]}(]|[–—]|\s-+\s|\b(?:because|since|as|so|and|which|is|due|for|given|by|"
     r"with|where|based|while|though|but|here|in|not)\b|[^\x00-\x7f])"
 )
-_STATED_LINE = re.compile(r"[\s*_#>-]*[(\[]?([A-Z])[)\].:]?[*_\s]*(?:\Z|(?<=[).:\]*])\s*\S.*)")
+_STATED_LINE = re.compile(
+    r"[\s*_#>-]*[(\[]?([A-Z])[)\].:,]?[*_\s]*(?:\Z|(?<=[).:\]*])\s*\S.*|(?<=[,\s])[-–—b]\S*\s.*)"
+)
 _LOOSE = re.compile(r"(?<![A-Za-z'’\\])[(\[*]*([A-Z])(?![A-Za-z'’])")
 _NOT = re.compile(r"\bnot\b|n't\b|\bneither\b|\bnone\b", re.IGNORECASE)
 
@@ -148,9 +156,10 @@ def _stated(text: str, letters: str, options: Sequence[str]) -> frozenset[str] |
         chosen, end = _after(text, cue.end(), letters, options)
         if chosen:
             found.append((cue.end(), end, chosen))
-    for match in _CORRECT.finditer(text):
-        if match[1] in letters:
-            found.append((match.start(1), match.end(), frozenset(match[1])))
+    for pattern in (_CORRECT, _CONCLUDED):
+        for match in pattern.finditer(text):
+            if match[1] in letters and not _NOT.search(match[0]):
+                found.append((match.start(1), match.end(), frozenset(match[1])))
     if not found:
         return None
     _, end, chosen = max(found, key=lambda entry: entry[0])
@@ -170,6 +179,8 @@ def _after(
         plain_end = _ENDS.match(tail) is not None
         if plain_end or (match[1][-1] not in "AI" and tail[:1].isspace()):
             return _known("".join(c for c in match[1] if c.isupper()), letters), match.end(1)
+    if small := _SMALL.match(text, begin, begin + 60):
+        return _known(small[1].upper(), letters), small.end(1)
     if options:
         ending = re.search(r"[.!?\n]|\Z", text[begin : begin + _MAX_ANSWER])
         end = begin + (ending.start() if ending else _MAX_ANSWER)

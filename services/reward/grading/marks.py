@@ -21,7 +21,10 @@ _CUE = re.compile(
     re.IGNORECASE,
 )
 _RETRACTED = re.compile(
-    r"\b(?:wait|actually|sorry|correction|mistake|wrong|no,|instead|scratch that)", re.IGNORECASE
+    r"\b(?:wait\b|actually|sorry|correction|no,|instead|scratch that|on second thought"
+    r"|i (?:was|am) wrong|i made|my mistake|a mistake|let me (?:re|correct|fix)"
+    r"|(?:that|this)(?:'s| is| was) (?:\w+ )?(?:wrong|incorrect|not right|a mistake))",
+    re.IGNORECASE,
 )
 _BROKEN_ESCAPES = {"\x08oxed": "\\boxed", "\x0crac": "\\frac", "\x0cbox": "\\fbox"}
 

@@ -85,7 +85,7 @@ class Unit:
 
 def is_unit(word: str) -> bool:
     """Whether one word is a known unit."""
-    return _known(word) is not None
+    return _known(word) is not None or word.lower() in _COMPOUND
 
 
 @lru_cache(maxsize=2048)

@@ -60,6 +60,8 @@ def _unmarked(text: str) -> Iterator[str]:
     line = (tail.splitlines() or [""])[-1]
     sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z])", line)[-1]
     tells = list(_TELLS.finditer(sentence))
+    if tells and retracted_after(sentence, tells[-1].end()):
+        return
     if tells:
         yield from _clause(sentence[tells[-1].end() :])
     elif len(sentence) < len(text):

@@ -46,6 +46,7 @@ _LAYOUT = [
     (r"\\rfloor(?![A-Za-z])", "⌋"),
     (r"\\lceil(?![A-Za-z])", "⌈"),
     (r"\\rceil(?![A-Za-z])", "⌉"),
+    (r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)[eE]([-+]?\d{1,4})(?![\w.]*\w)", r"(\1*10^{\2})"),
     (r"\*\*", "^"),
     (r"\\(?:times|cdot|ast|bullet)(?![A-Za-z])", "*"),
     (r"\\div(?![A-Za-z])", "/"),
@@ -138,6 +139,8 @@ def _currency(text: str) -> str:
 
 def _worded(match: re.Match[str]) -> str:
     content = match[1].strip()
+    if content == "＄":
+        return content
     if _FUNCTION_NAME.fullmatch(content):
         return "\\" + content + " "
     if not content or _MATH_INSIDE.fullmatch(content):

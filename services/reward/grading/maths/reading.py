@@ -36,6 +36,7 @@ _THOUSANDS = re.compile(
     r"(?:\s*%|\s*⟦[^⟧]*⟧|\s+[A-Za-z][a-z]+)?"
 )
 _SPACED = re.compile(r"(?<![\d.^])\d{1,3}(?: \d{3})+(?!\d|\s*/)")
+_HEADING = re.compile(r"^⟦[^⟦⟧]*:\s*⟧\s*(?=\S)")
 _RELATION = "=<>≤≥≠≈"
 _WORD = re.compile(r"⟦([^⟦⟧]*)⟧|([A-Za-z][A-Za-z'-]{2,}(?:[ ,]+[A-Za-z'-]+)*[.!?]?|[Nn]o)")
 _NAME = re.compile(
@@ -100,6 +101,7 @@ def _shape(text: str, thousands: bool, depth: int) -> Shape:
         return Words((word[1] or word[2]).strip(" .!?"))
     if based := _BASED.fullmatch(text):
         return _based(based)
+    text = _HEADING.sub("", text)
     pieces, said = listed(text)
     if len(pieces) > 1:
         return _several(pieces, said, thousands, depth)

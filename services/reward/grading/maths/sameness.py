@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -122,7 +123,11 @@ def _same_assignments(gold: Several, answer: Several, margins: Margins) -> bool:
     """x = 1, y = 2 against the same in any order, or against (1, 2)."""
     if gold.kind == answer.kind:
         return _in_order(gold.items, answer.items, margins)
-    other = answer if gold.kind == "assignments" else gold
+    named, other = (gold, answer) if gold.kind == "assignments" else (answer, gold)
+    names = [item.name or "" for item in named.items if isinstance(item, Quantity)]
+    if other.brackets == "" and len({re.sub(r"_\{?\d+\}?", "", name) for name in names}) == 1:
+        items = [replace(i, name=None) for i in named.items if isinstance(i, Quantity)]
+        return _in_any_order(items, other.items, margins)  # x_1 = 2, x_2 = 3 are 2 and 3
     return other.brackets in ("()",) and _in_order(gold.items, answer.items, margins)
 
 
