@@ -43,12 +43,12 @@ _CUE = re.compile(
     re.IGNORECASE,
 )
 _CORRECT = re.compile(
-    r"(?:(?:\A|[.!?:,;]|\b(?i:option|choice|answer|so|thus|hence|therefore|that|and|then|only))\s*|\()"
-    r"[*(\[]*([A-Z])[*)\].]*\s+(?:is|must be|would be)\s+"
+    r"(?:(?:\A|[.!?:,;]|\b(?i:option|choice|answer|so|thus|hence|therefore|that|and|then))\s{0,3}"
+    r"|\()[*(\[]{0,4}([A-Z])[*)\].]{0,4}\s+(?:is|must be|would be)\s+"
     r"(?:therefore\s+|thus\s+|the\s+)*(?:correct|right|best|answer)"
 )
 _CONCLUDED = re.compile(
-    r"(?:\b(?i:therefore|thus|hence|so|it's|it is|it must be|i say|we get|answer)\b[,:]?|→|=>|->)\s*"
+    r"(?:\b(?i:therefore|thus|hence|so|it's|it is|it must be|i say|answer)\b[,:]?|→|=>|->)\s*"
     r"(?:(?i:option|choice|it is|it's)\s+)?[*(\[$]*([A-Z])[*)\]$]*[.!]?\s*\Z"
 )
 _SMALL = re.compile(r"[\s:*(\[$\"']*([a-z])[*)\]$\"']*[.!]?\s*(?:\Z|\n)")
@@ -64,7 +64,7 @@ _ENDS = re.compile(
 _STATED_LINE = re.compile(
     r"[\s*_#>-]*[(\[]?([A-Z])[)\].:,]?[*_\s]*(?:\Z|(?<=[).:\]*])\s*\S.*|(?<=[,\s])[-–—b]\S*\s.*)"
 )
-_LOOSE = re.compile(r"(?<![A-Za-z'’\\])[(\[*]*([A-Z])(?![A-Za-z'’])")
+_LOOSE = re.compile(r"(?<![A-Za-z'’\\])[(\[*]{0,3}([A-Z])(?![A-Za-z'’])")
 _NOT = re.compile(r"\bnot\b|n't\b|\bneither\b|\bnone\b", re.IGNORECASE)
 
 
