@@ -8,12 +8,12 @@ import sys
 import psutil
 import pytest
 
-from services.reward import sandbox
+from services.reward import metrics, sandbox, serve
 from services.reward.grading.outcome import SandboxUnavailable
 from services.reward.sandbox import command, probe
 from services.reward.sandbox.limits import Limits
 from tests.support.reward_stand import ROOT
-from tests.support.sandboxes import QUICK, left_over, play
+from tests.support.sandboxes import QUICK, grade, left_over, play
 
 DENIED = "import ctypes; c = ctypes.CDLL(None, use_errno=True)\n"
 HOSTILE = {
@@ -209,3 +209,22 @@ def test_what_is_not_installed_or_does_not_hold_is_never_run(monkeypatch):
             sandbox.require()
     monkeypatch.setattr(probe, "_failure", None)
     sandbox.require()
+
+
+async def test_without_a_sandbox_the_service_says_so_and_code_is_null(monkeypatch, caplog):
+    def missing(name):
+        raise SandboxUnavailable(f"the sandbox needs {name}, which is not here")
+
+    monkeypatch.setattr(command, "_tool", missing)
+    monkeypatch.setattr(probe, "_held", False)
+    monkeypatch.setattr(probe, "_failure", None)
+    await serve._try_sandbox()
+    assert metrics.SANDBOX_HOLDS._value.get() == 0
+    assert "code is not run: the sandbox needs bwrap" in caplog.text
+    with pytest.raises(SandboxUnavailable) as null:
+        grade("print(1)", cases=[{"input": "", "output": "1"}])
+    assert null.value.kind == "sandbox_unavailable"
+    monkeypatch.undo()
+    monkeypatch.setattr(probe, "_failure", None)
+    await serve._try_sandbox()
+    assert metrics.SANDBOX_HOLDS._value.get() == 1

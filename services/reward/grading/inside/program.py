@@ -16,7 +16,7 @@ def execute(code: CodeType, name: str) -> dict[str, Any]:
     """Runs the program's top level as module `name`; its names."""
     module = type(sys)(name)
     module.__dict__["__file__"] = "/tmp/program.py"
-    builtins.exit = builtins.quit = sys.exit  # which `site` would have brought
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # which `site` would have brought
     sys.modules[name] = module
     exec(code, module.__dict__)
     return module.__dict__
