@@ -16,9 +16,11 @@ from headway.graders.parsing import MAX_DEPTH
 from headway.messages import Score
 from headway.telemetry import get_logger
 from services.reward.outside.lane import Lane, Leaves
-from services.reward.waiting import Batch, Unfinished, Unit, WireItem
+from services.reward.waiting import Batch, Unfinished, Unit, WireItem, split
 
 log = get_logger(__name__)
+_GATHER_S = 0.01  # what is answered within it goes to a worker together
+_LARGEST_BATCH = 64
 _MAX_ROUNDS = MAX_DEPTH + 2  # each level of gates may ask once more
 
 
@@ -77,8 +79,8 @@ class Rounds:
                 )
             return
         self._answered.append(tuple(answered))
-        if len(self._answered) == 1:  # those answered in the same moment go together
-            asyncio.get_running_loop().call_soon(self._hand_in)
+        if len(self._answered) == 1:
+            asyncio.get_running_loop().call_later(_GATHER_S, self._hand_in)
 
     async def _item(
         self, placed: tuple[int, WireItem], result: Score | Unfinished
@@ -99,5 +101,6 @@ class Rounds:
         )
 
     def _hand_in(self) -> None:
-        units, self._answered = tuple(self._answered), []
-        self._submit(replace(self._batch, units=units))
+        units, self._answered = self._answered, []
+        for run in split(units, _LARGEST_BATCH):
+            self._submit(replace(self._batch, units=run))
