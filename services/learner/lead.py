@@ -139,17 +139,19 @@ class Lead:
         spec, settings, folder = self._spec, self._settings, self._folder
         await patiently(lambda: self._ledger.open(ledger_config(spec)))
         base = await asyncio.to_thread(load_base, spec, settings)
-        folder.write_environment(
-            environment.describe(
-                spec,
-                model=base.folder,
-                model_sha256=base.sha256,
-                source=source,
-                rank_cores=len(os.sched_getaffinity(0)),
-                trainer=settings.trainer.kind,
-                critic=base.critic,
-            )
+        facts = environment.describe(
+            spec,
+            model=base.folder,
+            model_sha256=base.sha256,
+            source=source,
+            rank_cores=len(os.sched_getaffinity(0)),
+            trainer=settings.trainer.kind,
+            critic=base.critic,
         )
+        if held_out:
+            together = environment.Together([each.source for each in held_out])
+            facts["held_out"] = together.describe()
+        folder.write_environment(facts)
         stream = PromptStream(source, spec, base.tokenizer)
         await asyncio.to_thread(seat, spec, settings)
         trainer, share = await asyncio.to_thread(build_trainer, spec, settings, base.folder)

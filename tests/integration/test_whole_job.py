@@ -144,3 +144,32 @@ def test_held_out_prompts_are_sampled_by_one_version_while_training_goes_on(mode
             assert len(rewards) == 12 and set(rewards) <= {0.0, 1.0}
             assert row["val-core/sums/reward/mean@2"] == pytest.approx(sum(rewards) / 12)
     assert max(row.get("lag/max", 0) for row in rows) <= 2
+
+
+def test_an_eval_job_answers_as_the_model_in_the_folder_does(model, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    prompts = [f"{i} + {i} =" for i in range(5)]
+    lines = [json.dumps({"prompt": prompt, "answer": "1"}) + "\n" for prompt in prompts]
+    (tmp_path / "sums.jsonl").write_text("".join(lines))
+    job = {
+        "kind": "eval",
+        "name": "tiny",
+        "model": {"path": str(model), "max_model_len": 128},
+        "evaluation": {"data": [{"source": "jsonl", "name": str(tmp_path / "sums.jsonl")}]},
+        "reward": {"grader": {"type": "regex", "pattern": "[a-m]", "match": "search"}},
+        "rollout": {"max_tokens": 8, "dtype": "float32", "kv_cache_gib": 0.25},
+    }
+    done = run_job(tmp_path, job)
+    assert done.code == 0, done.output
+    records = sorted(done.rows("eval/samples.jsonl"), key=lambda record: record["index"])
+    tokenizer, policy = (
+        AutoTokenizer.from_pretrained(model),
+        AutoModelForCausalLM.from_pretrained(model),
+    )
+    for prompt, record in zip(prompts, records, strict=True):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        answer = policy.generate(ids, do_sample=False, max_new_tokens=8)[0, ids.shape[1] :]
+        assert record["completions"][0]["text"] == tokenizer.decode(
+            answer, skip_special_tokens=True
+        )
