@@ -129,7 +129,7 @@ async def test_on_policy_with_a_validation_at_every_step(job):
     await (await job.submit(lag=0, steps=4, test_freq=1)).finish()
 
 
-@pytest.mark.parametrize("name", ["rank", "rollout-0", "reward", "redis"])
+@pytest.mark.parametrize("name", ["rank", "rollout-0", "redis"])
 async def test_killed_in_the_middle_of_a_validation(fleet, job, name):
     await job.submit()
     await job.validating(3)
