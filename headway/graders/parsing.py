@@ -87,7 +87,7 @@ def _parse(raw: object, path: str, depth: int) -> GraderSpec:
         known = ", ".join(GRADERS)
         if kind is None:
             raise _fault(f"{path}.type", f"{path}: missing key type (one of {known})")
-        hint = near(kind, GRADERS) or f" (there are: {known})"
+        hint = near(str(kind), GRADERS) or f" (there are: {known})"
         raise _fault(f"{path}.type", f"{path}.type: unknown grader {kind!r}{hint}")
     model, fields = GRADERS[kind], dict(raw)
     within = [(fields, key, key) for key in model.GRADER_KEYS if key in raw]

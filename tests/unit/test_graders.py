@@ -43,6 +43,8 @@ def numeric(completion, reference, **options):
         ({}, "grader: missing key type"),
         ([], "a grader is a JSON object"),
         ({"type": ["sum"]}, "grader.type: unknown grader"),
+        ({"type": 1}, "grader.type: unknown grader 1"),
+        ({"type": {}}, "grader.type: unknown grader {}"),
         ({"type": "numeric", "abs_tl": 1}, "key grader.abs_tl (did you mean grader.abs_tol?)"),
         ({"type": "numeric", "extract": "lst"}, "not 'lst' (did you mean last?)"),
         ({"type": "numeric", "abs_tol": -1}, "grader.abs_tol"),
