@@ -11,8 +11,8 @@ same machine, and no item is sent twice: nothing comes from the cache.
 `per_worker` is items a second through the service over twice the plain loop's: 1 where each of two
 workers is as fast as the loop alone. On two cores the service and the client share them with
 the workers, so `cpu_ratio` says the same of CPU time: seconds of the loop over those of
-service, workers and client together. A last round kills a worker every two
-seconds.
+service, workers and client together. `own_cpu_ratio` compares with Headway's own grading function
+in this process: what the way there and back costs. A last round kills a worker every two seconds.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ from typing import Any
 
 import psutil
 
+from headway.graders import validate_grader
 from headway.messages import Score, ScoreItem
 from headway.reward_client import RewardClient
+from services.reward.grading.evaluate import build
+from services.reward.grading.sample import Sample
 
 ROOT = Path(__file__).parents[1]
 NUM_WORKERS = 2
@@ -119,6 +122,18 @@ LOADS = {
 }
 
 
+def spent_cpu_s() -> float:
+    """CPU seconds of this process so far, and of the processes that it has waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def own_function(grader: dict[str, Any]) -> Callable[[ScoreItem], float]:
+    """What a worker calls for an item, in this process."""
+    grade = build(validate_grader(grader).model_dump(mode="json"))
+    return lambda item: grade(Sample(item.completion, item.item, item.prompt)).reward
+
+
 class Service:
     """The service as a user starts it."""
 
@@ -135,9 +150,7 @@ class Service:
         spent = 0.0
         for process in (self._process, *self.workers()):
             times = process.cpu_times()
-            spent += times.user + times.system
-            if process is self._process:
-                spent += times.children_user + times.children_system
+            spent += times.user + times.system + times.children_user + times.children_system
         return spent
 
 
@@ -183,20 +196,23 @@ def check(load: str, found: list[float | None], wanted: list[float]) -> None:
 def measure(name: str, num_items: int, rounds: int) -> dict[str, Any]:
     """Rates of the service and of the plain loop in turns, then a round with kills."""
     load = LOADS[name]
-    bare = load.bare()
+    bare, own = load.bare(), own_function(load.grader)
     rows: list[dict[str, float]] = []
     with service() as server:
         for number in range(rounds + 1):  # the first warms up
             pairs = [load.item(number * num_items + n) for n in range(num_items)]
             items, wanted = [item for item, _ in pairs], [reward for _, reward in pairs]
-            cpu, began = time.process_time(), time.perf_counter()
+            cpu, began = spent_cpu_s(), time.perf_counter()
             found: list[float | None] = [bare(item) for item in items]
-            row = {"loop_s": time.perf_counter() - began, "loop_cpu_s": time.process_time() - cpu}
+            row = {"loop_s": time.perf_counter() - began, "loop_cpu_s": spent_cpu_s() - cpu}
             check(f"{name}, the plain loop", found, wanted)
-            cpu, began = time.process_time() + server.cpu_s(), time.perf_counter()
+            cpu = spent_cpu_s()
+            check(f"{name}, its function", [own(item) for item in items], wanted)
+            row["own_cpu_s"] = spent_cpu_s() - cpu
+            cpu, began = spent_cpu_s() + server.cpu_s(), time.perf_counter()
             scores = asyncio.run(through(server.address, load, items))
             row["service_s"] = time.perf_counter() - began
-            row["service_cpu_s"] = time.process_time() + server.cpu_s() - cpu
+            row["service_cpu_s"] = spent_cpu_s() + server.cpu_s() - cpu
             check(name, [score.reward for score in scores], wanted)
             rows.append(row)
         killed = asyncio.run(with_kills(server, load, (rounds + 1) * num_items, num_items))
@@ -207,6 +223,8 @@ def measure(name: str, num_items: int, rounds: int) -> dict[str, Any]:
         "ratio": round(spent["loop_s"] / spent["service_s"], 2),
         "per_worker": round(spent["loop_s"] / spent["service_s"] / NUM_WORKERS, 3),
         "cpu_ratio": round(spent["loop_cpu_s"] / spent["service_cpu_s"], 3),
+        "own_cpu_ratio": round(spent["own_cpu_s"] / spent["service_cpu_s"], 3),
+        "service_cpu_ms": round(1e3 * spent["service_cpu_s"] / num_items, 3),
         **killed,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -89,7 +89,7 @@ class Batch:
     interest: Interest
     # takes a unit of which at least one item is unfinished, with a result an item
     ask: Callable[[Unit, list[Score | Unfinished]], None] | None = None
-    retried: frozenset[Unit] = field(default=frozenset())  # crashed a worker once
+    deaths: Mapping[Unit, int] = field(default_factory=dict)  # of workers that had the unit
     num_failed_preparations: int = 0
     queued_at: float = field(default_factory=time.monotonic)
 

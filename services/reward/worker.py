@@ -21,6 +21,9 @@ _KEPT_ENVIRONMENT = (
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
+_END_S = 1.0  # from the end of its pipe to its own
+
+
 class WorkerDied(Exception):
     """The process ended, or wrote nonsense, when an answer was due."""
 
@@ -110,6 +113,13 @@ class Worker:
         if frame is None:
             raise WorkerDied(f"worker {self.pid} ended")
         return frame
+
+    async def was_killed(self) -> bool:
+        """Whether the process, at the end of its pipe, was ended by a signal from outside."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                await self._process.wait()
+        return self._process.returncode in (-signal.SIGKILL, -signal.SIGTERM)
 
     async def stop(self) -> None:
         """Kills the process and what it started, and waits for its end."""

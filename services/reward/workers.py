@@ -26,6 +26,8 @@ _MAX_FAILED_STARTS = 3
 _MAX_FAILED_RESTARTS = 12  # what came up once was killed from outside, or the machine is full
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _MAX_FAILED_PREPARATIONS = 2
+_MAX_CRASHES = 2  # then the item is blamed: the first may have been an accident
+_MAX_KILLS = 8  # a signal from outside is rarely the item's doing, unless memory ran out each time
 _RETRIED_BATCH = 8  # what a failure left over is shared out finely: it may hold more of the kind
 _PATIENT_FROM = 4  # answers to come: read several at a time
 
@@ -158,7 +160,8 @@ class _Round:
             self._fail_all("timeout", "the grader did not load in time")
             return "timeout", None
         except WorkerDied as error:
-            return "crash", self._after_failed_preparation(error)
+            most = await self._most_deaths(_MAX_FAILED_PREPARATIONS + 1)
+            return "crash", self._after_failed_preparation(error, most)
         if "prepared" not in answer:
             kind, message = answer.get("kind"), answer.get("unusable")
             self._fail_all(str(kind or "internal"), str(message or "the grader did not load"))
@@ -186,9 +189,11 @@ class _Round:
             self._fail(unit, "timeout", f"not scored within {limit_s:g} s{of_group}", started)
             return "timeout", False
         except WorkerDied:
-            if unit not in self._batch.retried:
+            deaths = self._batch.deaths.get(unit, 0) + 1
+            if deaths < await self._most_deaths(_MAX_CRASHES):
                 return "crash", True
-            self._fail(unit, "crash", f"the {what} ended its worker process twice", started)
+            times = "twice" if deaths == _MAX_CRASHES else f"{deaths} times"
+            self._fail(unit, "crash", f"the {what} ended its worker process {times}", started)
             return "crash", False
         self._worker.num_scored += len(unit)
         if self._batch.ask is not None and any(isinstance(s, Unfinished) for s in scores):
@@ -214,12 +219,18 @@ class _Round:
 
     def _rest(self, first: int, kept: bool) -> Batch | None:
         units = self._batch.units[first:]
-        retried = self._batch.retried | {units[0]} if kept else self._batch.retried
-        return replace(self._batch, units=units, retried=retried) if units else None
+        deaths = dict(self._batch.deaths)
+        if kept:
+            deaths[units[0]] = deaths.get(units[0], 0) + 1
+        return replace(self._batch, units=units, deaths=deaths) if units else None
 
-    def _after_failed_preparation(self, error: WorkerDied) -> Batch | None:
+    async def _most_deaths(self, crashes: int) -> int:
+        """How many workers may die before what they had is blamed."""
+        return _MAX_KILLS if await self._worker.was_killed() else crashes
+
+    def _after_failed_preparation(self, error: WorkerDied, most: int) -> Batch | None:
         failures = self._batch.num_failed_preparations + 1
-        if failures > _MAX_FAILED_PREPARATIONS:
+        if failures >= most:
             self._fail_all("crash", f"the grader's worker ended while loading: {error}")
             return None
         return replace(self._batch, num_failed_preparations=failures)
