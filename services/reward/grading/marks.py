@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+MAX_TEXT = 200_000
+
 _BRACE = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])[ \t]*(\{)?|\\.|[{}]", re.DOTALL)
 _BARE_BOX = re.compile(r"[^$\n{}]{0,200}?(?=\$|\n|\\[)\]]|[.,;]\s|[.,;]?\Z)")
 _HASHES = re.compile(
@@ -38,11 +40,14 @@ class Box:
 
 
 def without_reasoning(text: str) -> str:
-    """The text after its reasoning block; what an unclosed `<think>` begins does not count."""
+    """The text after its reasoning block; what an unclosed `<think>` begins does not count.
+
+    Of what is left the last `MAX_TEXT` characters: an answer stands at the end.
+    """
     for broken, meant in _BROKEN_ESCAPES.items():
         if broken in text:
             text = text.replace(broken, meant)
-    return text.rpartition("</think>")[2].partition("<think>")[0]
+    return text.rpartition("</think>")[2].partition("<think>")[0][-MAX_TEXT:]
 
 
 def marked(text: str, hashes: re.Pattern[str] = _HASHES) -> str | None:
