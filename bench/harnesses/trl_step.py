@@ -23,9 +23,9 @@ class Watched(HeadwayReward):
         super().__init__(GRADER)
         self.rows = []
 
-    def __call__(self, prompts, completions, log_metric=None, **columns):
+    def __call__(self, prompts, completions, **columns):
         """As TRL calls it."""
-        rewards = super().__call__(prompts, completions, log_metric, **columns)
+        rewards = super().__call__(prompts, completions, **columns)
         texts = [completion[0]["content"] for completion in completions]
         self.rows += zip(texts, columns["answer"], rewards, strict=True)
         return rewards
