@@ -9,7 +9,6 @@ number of more digits than `MAX_DIGITS` is `TooLarge` before anything is compute
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -17,13 +16,11 @@ from typing import Any
 
 import sympy
 
+from services.reward.grading.maths.sizes import Sizes, Unreadable
 from services.reward.grading.numbers import repeated_block, repeating_decimal
 
-MAX_DIGITS = 100_000  # all numbers of one expression together
-_MAX_ROOT_DIGITS = 300  # sympy looks for factors under a root
 _MAX_TOKENS = 1500
 _MAX_DEPTH = 60
-_MAX_FACTORIAL = 2000
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d+(?:\.\d*)?|\.\d+)|(?P<command>\\[A-Za-z]+)|(?P<other>[^\s]))", re.ASCII
@@ -57,14 +54,6 @@ _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 _CLOSING = {"(": ")", "[": "]", "{": "}", "|": "|", "⌊": "⌋", "⌈": "⌉"}
 
 
-class Unreadable(Exception):
-    """Not an expression that this module knows."""
-
-
-class TooLarge(Exception):
-    """An expression whose value nobody should compute."""
-
-
 def read_expression(text: str) -> sympy.Expr:
     """The value. Unreadable or TooLarge when there is none to be had."""
     if _PROSE.search(text):
@@ -80,7 +69,7 @@ class _Reader:
 
     def __init__(self, text: str) -> None:
         self._values: list[Fraction] = []
-        self._budget = MAX_DIGITS
+        self._sizes = Sizes()
         self._depth = 0
         self._at = 0
         self._tokens = self._split(_GOES_ON.sub(self._going_on, _REPEATING.sub(self._over, text)))
@@ -164,8 +153,8 @@ class _Reader:
                 if self._starts_factor():  # a/2b: nobody knows
                     if not all(t[0].isdigit() for t in self._tokens[begin : self._at]):
                         raise Unreadable("a division and then a product without a sign")
-                    factor = 1 / (self._divided(1, factor) * self._implicit())
-                value = self._divided(value, sign * factor)
+                    factor = 1 / (self._sizes.divided(1, factor) * self._implicit())
+                value = self._sizes.divided(value, sign * factor)
             else:
                 value = value * factor * sign
         return value
@@ -190,7 +179,7 @@ class _Reader:
         if self._peek() != "^":
             return base
         self._take()
-        return self._raised(base, self._exponent())
+        return self._sizes.raised(base, self._exponent())
 
     def _exponent(self) -> Any:
         sign = 1
@@ -199,14 +188,14 @@ class _Reader:
         value = self._postfix()
         if self._peek() == "^":
             self._take()
-            value = self._raised(value, self._exponent())
+            value = self._sizes.raised(value, self._exponent())
         return sign * value
 
     def _postfix(self) -> Any:
         value = self._atom()
         while self._peek() == "!":
             self._take()
-            value = self._factorial(value)
+            value = self._sizes.factorial(value)
         return value
 
     def _atom(self) -> Any:
@@ -237,7 +226,7 @@ class _Reader:
         return sympy.ceiling(value) if opening == "⌈" else value
 
     def _number(self, token: str) -> Any:
-        self._spend(len(token))
+        self._sizes.spend(len(token))
         if "." in token:
             return sympy.Rational(Fraction(token if token[-1] != "." else token[:-1]))
         whole = sympy.Integer(int(token))
@@ -300,9 +289,9 @@ class _Reader:
             return sympy.Rational(self._values[ord(name[5:]) - 65])
         if name == "frac":
             above, below = self._two_arguments()
-            return self._divided(above, below)
+            return self._sizes.divided(above, below)
         if name == "binom":
-            return self._binomial(*self._two_arguments())
+            return self._sizes.binomial(*self._two_arguments())
         if name == "sqrt":
             return self._root()
         if name in _FUNCTIONS:
@@ -335,8 +324,8 @@ class _Reader:
             if short and self._peek()[:1].isdigit():
                 raise Unreadable("digits after a root without braces")
         if value.is_Rational and value < 0 and degree.is_Integer and degree % 2 == 1:
-            return -self._raised(-value, 1 / degree)
-        return self._raised(value, self._divided(1, degree))
+            return -self._sizes.raised(-value, 1 / degree)
+        return self._sizes.raised(value, self._sizes.divided(1, degree))
 
     def _function(self, name: str) -> Any:
         base = power = None
@@ -354,12 +343,12 @@ class _Reader:
             name, power = _INVERSES[name], None
         value = self._applied()
         if base is not None:
-            result = self._divided(sympy.log(value), sympy.log(base))
+            result = self._sizes.divided(sympy.log(value), sympy.log(base))
         elif name == "exp":
-            result = self._raised(sympy.E, value)
+            result = self._sizes.raised(sympy.E, value)
         else:
             result = _FUNCTIONS[name](value)
-        return result if power is None else self._raised(result, power)
+        return result if power is None else self._sizes.raised(result, power)
 
     def _applied(self) -> Any:
         """A function's argument: a group alone, else the product up to the next sign."""
@@ -375,74 +364,3 @@ class _Reader:
         if self._peek() == "/":
             raise Unreadable("where the argument of a function ends")
         return sign * value
-
-    # --- sizes ---
-
-    def _spend(self, digits: float) -> None:
-        self._budget -= int(digits)
-        if self._budget < 0:
-            raise TooLarge("more digits than anyone computes")
-
-    def _divided(self, above: Any, below: Any) -> Any:
-        if below == 0:
-            raise Unreadable("a division by zero")
-        return above / below
-
-    def _raised(self, base: Any, exponent: Any) -> Any:
-        if exponent.is_number and base.is_number and exponent != 0:
-            height = _height(exponent)
-            if base in (0, 1, -1):
-                pass
-            elif exponent.is_Integer:
-                if height > 18:
-                    raise TooLarge("a power")
-                self._spend(abs(int(exponent)) * max(1.0, digits_of(base)))
-            else:
-                if height > 6 or digits_of(base) > _MAX_ROOT_DIGITS:
-                    raise TooLarge("a power")
-                self._spend(10**height * max(1.0, digits_of(base)))
-            if base == 0 and exponent.is_negative:
-                raise Unreadable("a division by zero")
-        elif exponent.is_number and _height(exponent) > 6:
-            raise TooLarge("a power")
-        return sympy.Pow(base, exponent)
-
-    def _factorial(self, value: Any) -> Any:
-        if value.is_number:
-            if not value.is_Integer or value < 0:
-                raise Unreadable("a factorial of no whole number")
-            if value > _MAX_FACTORIAL:
-                raise TooLarge("a factorial")
-            self._spend(math.lgamma(int(value) + 1) / math.log(10))
-        return sympy.factorial(value)
-
-    def _binomial(self, above: Any, below: Any) -> Any:
-        if above.is_number and below.is_number:
-            if not (above.is_Integer and below.is_Integer and above >= 0 and below >= 0):
-                raise Unreadable("a binomial coefficient of no whole numbers")
-            if digits_of(above) > 15:
-                raise TooLarge("a binomial coefficient")
-            few = min(int(below), max(0, int(above - below)))
-            if few > 5000:
-                raise TooLarge("a binomial coefficient")
-            self._spend(few * max(1.0, digits_of(above)))
-            return sympy.Integer(math.comb(int(above), int(below)))
-        return sympy.binomial(above, below)
-
-
-def digits_of(value: Any) -> float:
-    """The decimal digits of the longest number in a value, about; a float never overflows."""
-    longest: float = 0.0
-    for number in value.atoms(sympy.Rational):
-        longest = max(longest, number.p.bit_length() * 0.302, number.q.bit_length() * 0.302)
-    return float(longest)
-
-
-def _height(value: Any) -> float:
-    """log10 of a bound on a number's size, found without computing it where it is large."""
-    if value.is_Rational:
-        return max(0.0, float(abs(value.p).bit_length() - value.q.bit_length() + 1) * 0.302)
-    size = abs(sympy.N(value, 15, maxn=60)) if digits_of(value) < _MAX_ROOT_DIGITS else None
-    if size is None or not size.is_number or size in (sympy.oo, sympy.nan, sympy.zoo):
-        raise TooLarge("a power")
-    return math.log10(float(size) + 1) if size < 1e300 else 400.0

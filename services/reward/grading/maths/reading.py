@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import sympy
 
-from services.reward.grading.maths.expressions import TooLarge, Unreadable, read_expression
+from services.reward.grading.maths.expressions import read_expression
 from services.reward.grading.maths.regions import bound, interval, region_of
 from services.reward.grading.maths.scan import listed, outside, split, wrapped
 from services.reward.grading.maths.shapes import (
@@ -24,6 +24,7 @@ from services.reward.grading.maths.shapes import (
     Shape,
     Words,
 )
+from services.reward.grading.maths.sizes import TooLarge, Unreadable
 from services.reward.grading.maths.values import same_value
 from services.reward.grading.units import CURRENCIES, Unit, is_unit, read_unit
 

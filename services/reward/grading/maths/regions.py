@@ -8,8 +8,8 @@ from typing import Any
 
 import sympy
 
-from services.reward.grading.maths.expressions import Unreadable
 from services.reward.grading.maths.shapes import Quantity, Region, Relation, Several, Shape
+from services.reward.grading.maths.sizes import Unreadable
 from services.reward.grading.maths.values import number_of, same_value
 
 _LETTER = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?")

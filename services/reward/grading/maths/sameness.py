@@ -9,7 +9,7 @@ from typing import Any
 
 import sympy
 
-from services.reward.grading.maths.expressions import TooLarge, Unreadable, read_expression
+from services.reward.grading.maths.expressions import read_expression
 from services.reward.grading.maths.notation import key, tidy
 from services.reward.grading.maths.regions import region_of, same_region
 from services.reward.grading.maths.shapes import (
@@ -22,6 +22,7 @@ from services.reward.grading.maths.shapes import (
     Shape,
     Words,
 )
+from services.reward.grading.maths.sizes import TooLarge, Unreadable
 from services.reward.grading.maths.values import close_value, same_value
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import mpmath
 import sympy
 
-from services.reward.grading.maths.expressions import digits_of
+from services.reward.grading.maths.sizes import digits_of
 
 _MAX_RANGE = 2000  # decimal orders of magnitude within one evaluation
 _MAX_SYMBOLS = 16
