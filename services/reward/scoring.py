@@ -33,6 +33,7 @@ from services.reward.workers import WorkerPool
 # Items a batch: shared out evenly over the workers, but large enough to stay cheap and small
 # enough that jobs take turns.
 _SMALLEST_BATCH, _LARGEST_BATCH = 16, 64
+_LONGEST_ID = 1024  # of a request or a job: they are kept as long as answers are
 # When a full queue says to ask again; _HINT_S where nothing has been measured.
 _SHORTEST_HINT_S, _HINT_S, _LONGEST_HINT_S = 0.1, 1.0, 60.0
 
@@ -161,6 +162,9 @@ class Scorer:
         if self.draining:
             raise Unavailable("the reward service is stopping: ask another one")
         limits = self._limits
+        for name, text in (("request_id", request.request_id), ("job_id", request.job_id)):
+            if len(text) > _LONGEST_ID:
+                raise InvalidSpec(f"{name} has {len(text)} characters, and at most {_LONGEST_ID}")
         grader = accepted(request.grader_json, limits.max_item_timeout_s)
         timeout_s = grader.timeout_s or limits.item_timeout_s
         leaves = self._lane.leaves(grader)
@@ -237,13 +241,18 @@ class Scorer:
         if evaluation.future.cancelled():
             self._known.pop(evaluation.request_id, None)
             return
-        self._num_remembered += evaluation.num_items
+        self._num_remembered += evaluation.room
+        if self._num_remembered > self._limits.max_remembered:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drops the answers not asked for longest until the rest fit."""
         for request_id, old in list(self._known.items()):
             if self._num_remembered <= self._limits.max_remembered:
-                break
+                return
             if old.future.done():
                 del self._known[request_id]
-                self._num_remembered -= old.num_items
+                self._num_remembered -= old.room
 
 
 class _Evaluation:
@@ -267,6 +276,7 @@ class _Evaluation:
         self.size = size
         self.num_items = len(request.items)
         self.num_left = len(request.items)
+        self.room = 1 + self.num_items  # of `max_remembered`; a request without items takes some
         self.num_waiting = 0
         self.future: asyncio.Future[tuple[Score, ...]] = asyncio.get_running_loop().create_future()
 

@@ -103,10 +103,21 @@ async def test_a_repeated_request_id_is_scored_once(hostile, tmp_path):
 
 
 async def test_remembered_answers_are_bounded():
-    async with service(limits=ServiceLimits(max_remembered=4)) as (server, client):
+    async with service(limits=ServiceLimits(max_remembered=6)) as (server, client):
         for number in range(5):
             await client.score(f"r{number}", "", QUICKSTART, [GOOD, GOOD], 5.0)
         assert list(server.scorer._known) == ["r3", "r4"]
+        for number in range(9):  # a request without items has its place too
+            await client.score(f"none{number}", "", QUICKSTART, [], 5.0)
+        assert list(server.scorer._known) == [f"none{number}" for number in range(3, 9)]
+
+
+@pytest.mark.parametrize("ids", [("x" * 1025, "job"), ("r", "x" * 1025)])
+async def test_ids_that_would_be_remembered_are_bounded(ids):
+    async with service() as (server, client):
+        with pytest.raises(InvalidSpec, match="_id has 1025 characters, and at most 1024"):
+            await client.score(*ids, QUICKSTART, [GOOD], 5.0)
+        assert not server.scorer._known
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,21 @@ _OVER = re.compile(r"\s?/\s?(\d+)(?!\d|\.\d)", re.ASCII)
 _MIXED = re.compile(r" +(\d+)/(\d+)(?!\d|\.\d)", re.ASCII)
 _PERCENT = re.compile(r"\s?%")
 _SPOILED_AFTER = re.compile(
-    r"\s*(?:(?:dozen|hundred|thousand|(?:m|b|tr)illion)\b|\^|\*\*\s*[({]?\d|[²³¹⁰⁴-⁹±π√])|[xyzn](?![A-Za-z])|[A-Za-z]*_|[:/.]\d|[xX][0-9A-Fa-f]"
+    r"\s*(?:(?:dozen|hundred|thousand|(?:m|b|tr)illion|squared|cubed|factorial|times\s+\d)\b"
+    r"|\^|\*\*\s*[({]?\d|[²³¹⁰⁴-⁹±π√])|[xyznk](?![A-Za-z])|[A-Za-z]*_|[:/.]\d|[xX][0-9A-Fa-f]"
 )
 _REPEATING = re.compile(r"\s*(?:…|π|\(\d)")
 _SPOILED_BEFORE = re.compile(
     r"(?:[A-Za-z\\α-ωΑ-Ω_^√±≠]|[\^_√±≠]\s+|(?:[\^_√π}\]]|frac)\s*\{\s*|√\s*[(\[]\s*)\Z"
+)
+# What words before a number make of it: its opposite, or something else than the number.
+_SIGN_WORD = re.compile(
+    r"(?:\b(negative)|(?:\A|[:=(,*$]|\b(?:is|be|equals|get|gives))\s*\b(minus))\s+\Z", re.IGNORECASE
+)
+_OTHER_VALUE = re.compile(
+    r"\b(?:minus|times|twice|double|triple|half(?: of)?|(?:square|cube) root of|square of"
+    r"|(?:less|more|greater|fewer|other) than)\s+\$?\Z",
+    re.IGNORECASE,
 )
 _UNARY_GAP = re.compile(r"[=(:{$→]\s*([-+]) \Z")
 _JUNK = re.compile(r"(?:\s*\^\s*(?:[+-]?\w+)?|\s*\*\*\s*\d+|[:/.]\d[\d:/.]*|[xX][0-9A-Fa-f]+)*")
@@ -174,8 +184,10 @@ def _read(text: str, token: re.Match[str]) -> Number:
     sign, before = _sign(text, start)
     if sign < 0 and value is not None:
         value = -value
-    spoiled = _SPOILED_BEFORE.search(text, max(0, before - 12), before) or _SPOILED_AFTER.match(
-        text, end
+    spoiled = (
+        _SPOILED_BEFORE.search(text, max(0, before - 12), before)
+        or _OTHER_VALUE.search(text, max(0, before - 20), before)
+        or _SPOILED_AFTER.match(text, end)
     )
     if spoiled or (not whole and _REPEATING.match(text, end)):
         end = _skip(text, end)
@@ -197,6 +209,8 @@ def _sign(text: str, start: int) -> tuple[int, int]:
             return (-1 if text[start - 1] == "-" else 1), start - 1
     elif gap := _UNARY_GAP.search(text, max(0, start - 12), start):
         return (-1 if gap.group(1) == "-" else 1), gap.start(1)
+    elif word := _SIGN_WORD.search(text, max(0, start - 24), start):
+        return -1, word.start(word.lastindex or 0)
     return 1, start
 
 

@@ -75,7 +75,7 @@ class SamplingBody(BaseModel):
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     temperature: float = Field(default=1.0, ge=0, le=2, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=-1, description="0 or -1: off")
+    top_k: int = Field(default=0, ge=-1, lt=2**31, description="0 or -1: off")
     min_tokens: int = Field(default=0, ge=0)
     stop: tuple[_Stop, ...] = Field(default=(), max_length=16)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)

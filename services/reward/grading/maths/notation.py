@@ -86,6 +86,18 @@ _EDGES = re.compile(r"^[\s:=≈,;→]+|(?<!!)[\s.,;:]+$|[\s.,;:]+$|\\+\s*$")
 _DOUBLED = re.compile(r"\\\\(?=[A-Za-z])")
 _ROW_END = re.compile(r"\\\\(?:\s*\[[^\[\]]*\])?|\\cr(?![A-Za-z])")
 _BLANKS = re.compile(r"\s+")
+# Not π, which has a meaning of its own here, nor Ω and ω, which may be ohms.
+_GREEK_NAMES = """
+    alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon
+    phi chi psi Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi
+"""
+_GREEK = str.maketrans(
+    {
+        letter: f"\\{name} "
+        for letter, name in zip("αβγδεζηθικλμνξρστυφχψΓΔΘΛΞΠΣΦΨ", _GREEK_NAMES.split(), strict=True)
+    }
+    | {"ϵ": "\\epsilon ", "ϕ": "\\phi ", "ϑ": "\\theta "}
+)
 _KEY_BLANKS = re.compile(r"(?<!\d)[\s⟦⟧]+|[\s⟦⟧]+(?!\d)")
 _KEY_BRACES = re.compile(r"\{([A-Za-z0-9])\}(?!\d)")
 _PLAIN = re.compile(r"-?\d{1,30}(?:\.\d{1,30})?", re.ASCII)
@@ -96,7 +108,7 @@ def tidy(text: str) -> str:
     """The text in one spelling; see above. Linear, but for long texts do not ask."""
     if _PLAIN.fullmatch(text):
         return text
-    text = plain_characters(text)
+    text = plain_characters(text).translate(_GREEK)
     if "\\\\" in text:
         text = _ROW_END.sub("⏎", text) if "\\begin" in text else _DOUBLED.sub(r"\\", text)
     previous = ""

@@ -64,6 +64,10 @@ _PREFIXED = re.compile(rf"([-+]?)\s*([{CURRENCIES}])\s*(.*)")
 _SUFFIXED = re.compile(
     rf"(.*?)\s*((?:(?:⟦[^⟦⟧]*⟧|°|[{CURRENCIES}])(?:\s*\^\s*\{{?\s*-?\d\s*\}}?)?\s*/?\s*)+)"
 )
+# Words right after a number that make it another number.
+_TIMES_TEN = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_MULTIPLE = re.compile(rf"(\s*⟦?\s*)({'|'.join(_TIMES_TEN)})\b", re.IGNORECASE)
+_OTHER_VALUE = re.compile(r"\s*⟦?\s*(?:dozen|squared|cubed|factorial|times)\b", re.IGNORECASE)
 _SPELT = re.compile(r"(.*[\d)}π])(\s*)([A-Za-z][A-Za-z./ ]*(?:\^\{?\d\}?)?)")
 
 
@@ -286,6 +290,7 @@ def _quantity(text: str) -> Quantity:
     """An expression, perhaps with a currency, a percent sign or a unit at it."""
     unit: Unit | None = None
     percent = False
+    text = _multiplied(text)
     if prefixed := _PREFIXED.fullmatch(text):
         unit, text = read_unit(prefixed[2]), prefixed[1] + prefixed[3]
     elif suffixed := _SUFFIXED.fullmatch(text):
@@ -295,6 +300,19 @@ def _quantity(text: str) -> Quantity:
     if text.endswith("%"):
         percent, text = True, text[:-1]
     return Quantity(read_expression(text), percent, unit)
+
+
+def _multiplied(text: str) -> str:
+    """5 million as 5*10^{6}. Unreadable: a word at a number that says another one (5 squared)."""
+    number = re.match(rf"[-+]?\s*[{CURRENCIES}]?\s*[\d.,]*\d", text)
+    if number is None:
+        return text
+    if _OTHER_VALUE.match(text, number.end()):
+        raise Unreadable("a number in words")
+    if not (word := _MULTIPLE.match(text, number.end())):
+        return text
+    rest = re.sub(r"⟦\s*⟧", "", word[1] + text[word.end() :])
+    return f"{number[0]}*10^{{{_TIMES_TEN[word[2].lower()]}}}{rest}"
 
 
 def _spells_unit(blank: str, words: str) -> bool:
