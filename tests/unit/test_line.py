@@ -101,9 +101,10 @@ def test_tries_end_with_patience_and_a_dead_endpoint_costs_the_next_one_try():
         tries = len(server.calls)
         assert f"({tries} tries in " in first["message"] and 7 <= tries <= 11
         assert 60 <= took_s <= 101
-        await put(line, "b")  # has what is left of patience
-        assert asyncio.get_running_loop().time() - began <= 101
+        await put(line, "b")  # has what is left of patience since the first failure, at 1 s
+        assert asyncio.get_running_loop().time() - began <= 102
         tries = len(server.calls)
+        await asyncio.sleep(max(0.0, began + 101 - asyncio.get_running_loop().time()))
         third = await put(line, "c")
         assert len(server.calls) == tries + 1
         assert "(1 try in 1 s)" in third["message"]
@@ -165,6 +166,25 @@ def test_useless_answers_are_asked_for_four_times_and_refusals_once():
             "error": "remote_refused", "message": "endpoint e: answered 401",
         }  # fmt: skip
         assert len(server.calls) == 5
+
+    run_virtual(main())
+
+
+def test_useless_answers_to_one_job_do_not_cost_another_its_patience():
+    async def main():
+        def answer(items, number):
+            if "useless" in items[0]:
+                return []
+            if (tries := [i for _, i in server.calls].count(items)) < 3:
+                raise unavailable()
+            return [float(tries)]
+
+        server = Server(answer)
+        (careless, other), _ = lines(server, "careless", "other")
+        for number in range(30):  # longer than anyone's patience
+            assert (await put(careless, f"useless{number}"))["error"] == "remote_unparsable"
+        assert asyncio.get_running_loop().time() > 100
+        assert (await put(other, "a")) == {"ok": 3.0}
 
     run_virtual(main())
 

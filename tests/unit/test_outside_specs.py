@@ -234,6 +234,20 @@ def test_urls_beside_an_allowed_one_are_refused(url):
         Endpoints({}, ALLOWED).find({"url": url}, "g")
 
 
+def test_jobs_share_slots_and_failures_only_where_they_ask_the_same_host():
+    def desk(url):
+        return Endpoints({}, (ALLOWED[0], "public")).find({"url": url}, "g").desk
+
+    assert (
+        desk("https://a.example/x")
+        == desk("https://a.example:443/y")
+        == ("public, https://a.example:443")
+    )
+    assert desk("https://b.example/x") == "public, https://b.example:443"
+    assert desk("https://a.example:8443/x") == "public, https://a.example:8443"
+    assert desk(ALLOWED[0].rstrip("/") + "/x") == ALLOWED[0]
+
+
 def test_public_urls_go_through_the_check_of_addresses():
     found = Endpoints({}, ("public",)).find({"url": "https://169.254.169.254/x"}, "g")
     assert found.public_only and found.key == ""

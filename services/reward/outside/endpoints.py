@@ -38,6 +38,11 @@ class Endpoint:
     proxy: str | None = field(default=None, repr=False)
     public_only: bool = False  # reached through `headway.access.egress`
 
+    @property
+    def desk(self) -> str:
+        """Who shares slots and failures with it: of the open internet, its own host alone."""
+        return f"{self.name}, {_origin(self.base_url)}" if self.public_only else self.name
+
     def headers(self) -> dict[str, str]:
         """The headers that hold the key."""
         if not self.key:
@@ -200,6 +205,11 @@ def _below(url: httpx.URL, allowed: httpx.URL) -> bool:
     same = (url.scheme, url.host, _port(url)) == (allowed.scheme, allowed.host, _port(allowed))
     root = allowed.path.rstrip("/")
     return same and (url.path.rstrip("/") == root or url.path.startswith(f"{root}/"))
+
+
+def _origin(text: str) -> str:
+    url = httpx.URL(text)
+    return f"{url.scheme}://{url.host}:{_port(url)}"
 
 
 def _port(url: httpx.URL) -> int:

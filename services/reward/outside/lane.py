@@ -19,6 +19,8 @@ from services.reward.outside.endpoints import Endpoint, Endpoints
 from services.reward.outside.line import Ask, Backoff, Desk, Line
 from services.reward.outside.reading import body_of, path_of
 
+_MAX_DESKS = 1000  # then those that nothing waits for are forgotten
+
 
 @dataclass(frozen=True, slots=True)
 class LaneSettings:
@@ -181,9 +183,11 @@ class Lane:
         return self._lines[name, job_id]
 
     def _desk(self, endpoint: Endpoint) -> Desk:
-        if endpoint.name not in self._desks:
-            self._desks[endpoint.name] = Desk(endpoint.max_concurrent)
-        return self._desks[endpoint.name]
+        if endpoint.desk not in self._desks:
+            if len(self._desks) >= _MAX_DESKS:
+                self._desks = {name: desk for name, desk in self._desks.items() if desk.num_asks}
+            self._desks[endpoint.desk] = Desk(endpoint.max_concurrent)
+        return self._desks[endpoint.desk]
 
     def _spawn(self, coro: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(coro, name=name)

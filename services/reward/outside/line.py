@@ -211,7 +211,9 @@ class _Sender:
             raise failed
         now = asyncio.get_running_loop().time()
         backoff, patience_s = self._line.backoff, self._line.patience_s
-        since = min(began, self._line.desk.failed(now, patience_s))
+        # Useless answers are no sign that the endpoint is dead, for other jobs that ask it.
+        useless = failed.kind == "unparsable"
+        since = began if useless else min(began, self._line.desk.failed(now, patience_s))
         pause_s = min(backoff.first_s * 2 ** min(tries - 1, 30), backoff.longest_s)
         pause_s = max(pause_s * random.uniform(0.5, 1.0), failed.after_s)
         if now + pause_s <= since + patience_s and answered < backoff.max_answered:
