@@ -32,7 +32,7 @@ def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
     """The section that a key holds, also as a list of them."""
-    if get_origin(annotation) is tuple:
+    if get_origin(annotation) in (tuple, list):
         annotation = get_args(annotation)[0]
     is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
     return annotation if is_section else None

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from headway.errors import Fault, InvalidSpec
 from headway.graders.answers import Gsm8k, Math, MultipleChoice, Numeric
@@ -23,6 +23,7 @@ from headway.graders.schemas import JsonSchema
 from headway.graders.similarity import TextSimilarity
 from headway.graders.spec import Combination, GraderSpec
 from headway.graders.text import Regex, StringCheck
+from headway.jobspec_errors import section_of
 from headway.suggestions import near
 from headway.templates import TemplateError, lookup, references
 
@@ -119,7 +120,9 @@ def _explained(error: Any, model: type[GraderSpec], path: str) -> Fault:
 
 def _explain(error: Any, model: type[GraderSpec], path: str, where: str) -> str:
     if error["type"] == "extra_forbidden":
-        return f"unknown key {where}{near(str(error['loc'][-1]), model.model_fields, path + '.')}"
+        holder = ".".join([path, *(str(part) for part in error["loc"][:-1])])
+        known = _keys_at(model, error["loc"][:-1])
+        return f"unknown key {where}{near(str(error['loc'][-1]), known, holder + '.')}"
     if error["type"] == "missing":
         return f"missing key {where}"
     message = error["msg"].removeprefix("Value error, ")
@@ -127,6 +130,18 @@ def _explain(error: Any, model: type[GraderSpec], path: str, where: str) -> str:
         choices = re.findall(r"'([^']*)'", message)
         message += f"; not {error['input']!r}" + near(error["input"], choices)
     return f"{where}: {message}"
+
+
+def _keys_at(model: type[BaseModel], place: tuple[str | int, ...]) -> list[str]:
+    """The keys, as they are written, of what stands at a place within a grader."""
+    for part in place:
+        if isinstance(part, str):
+            named = {field.alias or name: field for name, field in model.model_fields.items()}
+            inner = section_of(named[part].annotation) if part in named else None
+            if inner is None:
+                return []
+            model = inner
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _unresolved(grader: GraderSpec, item: Mapping[str, Any], path: str) -> list[Fault]:

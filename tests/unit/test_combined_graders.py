@@ -60,6 +60,7 @@ def test_a_gate_is_read_back_as_it_was_written():
     [
         ({**GATE, "then": {"type": "numric"}}, "grader.then.type: unknown grader 'numric'"),
         ({**GATE, "otherwise": 1}, "unknown key grader.otherwise"),
+        ({**GATE, "els": 1}, "unknown key grader.els (did you mean grader.else?)"),
         ({**GATE, "else": None}, "grader.else"),
         ({"type": "gate", "condition": INTEGER}, "missing key grader.then"),
         ({**GATE, "condition": {**INTEGER, "timeout_s": 3}}, "condition.timeout_s: set it on the"),
@@ -70,6 +71,7 @@ def test_faulty_gates_are_refused(spec, message):
     with pytest.raises(InvalidSpec) as refused:
         validate_grader(spec)
     assert message in str(refused.value)
+    assert "mean grader.otherwise" not in str(refused.value)  # a name that no user writes
 
 
 def test_references_inside_of_a_gate_are_looked_for_in_the_data():

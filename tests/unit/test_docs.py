@@ -1,12 +1,16 @@
 """Pages that are made from, or checked against, the code."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import services.reward
 from headway.cli import COMMANDS
+from headway.graders import GRADERS
+from headway.graders.outside import Outside
 from headway.jobspec import JobSpec, load_job
 from headway.jobspec_docs import render
 from headway.jobspec_errors import known_keys
@@ -38,6 +42,58 @@ def test_the_command_page_has_every_option(name):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for option in done.stdout.split():
         assert f"`{option}" in page, f"{name} {option}"
+
+
+@pytest.mark.parametrize("name", GRADERS)
+def test_the_grader_page_has_every_key(name):
+    page = (DOCS / "graders.md").read_text()
+    own = _keys_of(page, {"python": "Bring your own"}.get(name, name))
+    documented = own | _keys_of(page, "Common keys")
+    if issubclass(GRADERS[name], Outside):
+        documented |= _keys_of(page, "Graders that ask outside")
+    written = {field.alias or key for key, field in GRADERS[name].model_fields.items()}
+    assert written - documented == set()
+    assert own - written == ({"path"} if name == "python" else set())  # in job files only
+
+
+def test_the_reward_page_has_every_flag_and_metric():
+    page = (DOCS / "reward-service.md").read_text()
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "services.reward", "--help"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    flags = set(re.findall(r"^  (--[a-z-]+)", done.stdout.partition("--workers")[2], re.M))
+    assert len(flags) > 8
+    assert {flag for flag in flags if f"`{flag}`" not in page} == set()
+    page += (DOCS / "graders.md").read_text()
+    folder = Path(services.reward.__file__).parent
+    text = "".join((folder / part).read_text() for part in ("metrics.py", "outside/metrics.py"))
+    metrics = re.findall(r'"(headway_reward_\w+)"', text)
+    assert len(metrics) > 10
+    assert [metric for metric in metrics if f"`{metric}" not in page] == []
+
+
+def _keys_of(page, section):
+    text = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    tables = re.findall(r"^\| key \| default \| meaning \|\n.*\n((?:\|.*\n)+)", text, re.M)
+    firsts = [row.split(" | ")[0] for table in tables for row in table.splitlines()]
+    return {key for first in firsts for key in re.findall(r"`(\w+)`", first)}
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        assert file.exists(), target
+        heads = re.findall(r"^#+ (.*)$", file.read_text(), re.M) if anchor else []
+        assert not anchor or anchor in map(_anchor, heads), target
+
+
+def _anchor(head):
+    return re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

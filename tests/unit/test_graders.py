@@ -46,6 +46,8 @@ def numeric(completion, reference, **options):
         ({"type": 1}, "grader.type: unknown grader 1"),
         ({"type": {}}, "grader.type: unknown grader {}"),
         ({"type": "numeric", "abs_tl": 1}, "key grader.abs_tl (did you mean grader.abs_tol?)"),
+        ({"type": "judge", "messages": [{"role": "user", "contnt": ""}]},
+         "key grader.messages.0.contnt (did you mean grader.messages.0.content?)"),
         ({"type": "numeric", "extract": "lst"}, "not 'lst' (did you mean last?)"),
         ({"type": "numeric", "abs_tol": -1}, "grader.abs_tol"),
         ({"type": "numeric", "reference": []}, "grader.reference: an empty list"),
