@@ -51,7 +51,7 @@ def write_comparison(target: Path, a: Evaluation, b: Evaluation, comparison: Com
 
 def render(evaluation: Evaluation) -> str:
     """The page of one evaluation. Everything that came from outside is escaped."""
-    total = sum(t.num_prompts + t.num_skipped for t in evaluation.tables if t.data_source != "all")
+    total = sum(1 for _ in evaluation.records())  # a data source may be named `all`
     samples = browser([("completions", evaluation.records())], evaluation.pass_reward, total)
     notes = "".join(
         f"<p>{escape(line)}</p>" for table in evaluation.tables if (line := nulls(table))

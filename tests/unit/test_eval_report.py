@@ -167,6 +167,18 @@ def test_a_page_has_an_end(tmp_path, monkeypatch):
     assert render(read_evaluation(many)).count('class="sample"') == 2
 
 
+def test_a_data_source_named_all_is_one_like_any_other(tmp_path, monkeypatch):
+    asked = [prompt(i, [1.0], source=source) for source in ("all", "sums") for i in range(3)]
+    run = eval_run(tmp_path / "run", asked)
+    assert [(t.data_source, t.num_prompts) for t in read_evaluation(run).tables] == [
+        ("all", 3), ("sums", 3),
+    ]  # fmt: skip
+    monkeypatch.setattr(browser, "MAX_PROMPTS", 2)
+    page = render(read_evaluation(run))
+    assert page.count('class="sample"') == 2
+    assert "4 more" in page
+
+
 def test_versions_of_a_training_run(tmp_path):
     run = eval_run(
         tmp_path / "run",
