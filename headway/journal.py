@@ -9,7 +9,6 @@ while the job is kept.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -17,6 +16,7 @@ from typing import Any, Final
 from redis.asyncio import Redis
 
 from headway.errors import InvalidSpec
+from headway.finite import finite
 from headway.ledger.keys import job_key
 from headway.redis_client import command
 
@@ -77,17 +77,6 @@ class Journal:
         _check(after, limit)
         entries = await command(self._redis, "XRANGE", stream, f"({after}", "+", "COUNT", limit)
         return [_row(entry) for entry in entries]
-
-
-def finite(value: Any) -> Any:
-    """The value with every NaN and infinity replaced by None: JSON has neither."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [finite(item) for item in value]
-    return value
 
 
 def _check(after: str, limit: int) -> None:

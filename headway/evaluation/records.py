@@ -30,7 +30,7 @@ from typing import Any, Self
 
 from headway import checked
 from headway.errors import InvalidSpec, StorageFailed
-from headway.journal import finite
+from headway.finite import finite
 from headway.messages import Completion
 
 Key = tuple[int, str, int]

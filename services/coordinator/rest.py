@@ -14,8 +14,8 @@ from starlette.requests import ClientDisconnect
 
 from headway.diagnosis import DEFAULT_LIMIT_S
 from headway.errors import InvalidSpec, Unavailable
+from headway.finite import finite
 from headway.jobs import JOB_ID, JobRecord, check_job_id, record_to_dict
-from headway.journal import finite
 from headway.schemas import job_schema
 from headway.web import make_app
 from services.coordinator.body import MAX_BODY_BYTES, parse_submission

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import InvalidSpec, StorageFailed
+from headway.finite import finite
 from headway.jobs import check_job_id
 from headway.jobspec import JobSpec
-from headway.journal import finite
 from headway.messages import Completion, Group
 from headway.report_data import is_validation
 
