@@ -10,47 +10,22 @@ number of more digits than `MAX_DIGITS` is `TooLarge` before anything is compute
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import sympy
 
 from services.reward.grading.maths.sizes import Sizes, Unreadable
-from services.reward.grading.numbers import repeated_block, repeating_decimal
+from services.reward.grading.maths.tokens import Tokens
+from services.reward.grading.maths.vocabulary import ACCENTS, FUNCTIONS, GREEK, INVERSES
 
-_MAX_TOKENS = 1500
 _MAX_DEPTH = 60
 
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d+(?:\.\d*)?|\.\d+)|(?P<command>\\[A-Za-z]+)|(?P<other>[^\s]))", re.ASCII
-)
-_REPEATING = re.compile(
-    r"(\d*)\.(\d*)(?:\s*(?:\\overline|\\bar|\\dot)\s*\{?\s*(\d+)\s*\}?|\((\d+)\))", re.ASCII
-)
-_GOES_ON = re.compile(r"(\d*)\.(\d+)\s*…")
 # Words run together are no product of their letters.
 _PROSE = re.compile(
     r"(?<![\\A-Za-z])(?:[A-Za-z]{4,}|[A-Za-z]{2,} +[A-Za-z](?![A-Za-z]*[({_])"
     r"|[A-Za-z] +[A-Za-z]{2,})"
 )
-_GREEK_NAMES = """
-    alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon
-    phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar
-"""
-_GREEK = frozenset(_GREEK_NAMES.split())
-_ACCENTS = frozenset({"\\bar", "\\overline", "\\hat", "\\vec", "\\tilde", "\\dot"})
-# A logarithm without a base is taken to some base that nobody knows: ln or lg, it depends.
-_SOME_BASE = sympy.Symbol("log_base", positive=True)
-_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "sin": sympy.sin, "cos": sympy.cos, "tan": sympy.tan, "cot": sympy.cot, "sec": sympy.sec,
-    "csc": sympy.csc, "arcsin": sympy.asin, "arccos": sympy.acos, "arctan": sympy.atan,
-    "asin": sympy.asin, "acos": sympy.acos, "atan": sympy.atan, "sinh": sympy.sinh,
-    "cosh": sympy.cosh, "tanh": sympy.tanh, "ln": sympy.log, "exp": sympy.exp, "abs": sympy.Abs,
-    "lg": lambda value: sympy.log(value) / sympy.log(10),
-    "log": lambda value: sympy.log(value) * _SOME_BASE,
-}  # fmt: skip
-_INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 _CLOSING = {"(": ")", "[": "]", "{": "}", "|": "|", "⌊": "⌋", "⌈": "⌉"}
 
 
@@ -68,58 +43,16 @@ class _Reader:
     """Recursive descent; every power and factorial is sized before it is computed."""
 
     def __init__(self, text: str) -> None:
-        self._values: list[Fraction] = []
+        self._tokens = Tokens(text)
+        self._peek, self._take = self._tokens.peek, self._tokens.take
         self._sizes = Sizes()
         self._depth = 0
-        self._at = 0
-        self._tokens = self._split(_GOES_ON.sub(self._going_on, _REPEATING.sub(self._over, text)))
 
     def whole(self) -> sympy.Expr:
         value = self._sum()
-        if self._at != len(self._tokens):
+        if not self._tokens.all_taken:
             raise Unreadable(f"unexpected {self._peek()!r}")
         return value
-
-    # --- tokens ---
-
-    def _split(self, text: str) -> list[str]:
-        tokens: list[str] = []
-        position = 0
-        while position < len(text) and text[position:].strip():
-            match = _TOKEN.match(text, position)
-            if match is None or len(tokens) >= _MAX_TOKENS:
-                raise Unreadable("no expression, or one too long")
-            tokens.append(match.group().strip())
-            position = match.end()
-        if not tokens:
-            raise Unreadable("nothing")
-        return tokens
-
-    def _over(self, match: re.Match[str]) -> str:
-        return self._kept(repeating_decimal(match[1], match[2], match[3] or match[4]))
-
-    def _going_on(self, match: re.Match[str]) -> str:
-        found = repeated_block(match[2])
-        if found is None:
-            raise Unreadable("decimals that go on")
-        return self._kept(repeating_decimal(match[1], *found))
-
-    def _kept(self, value: Fraction) -> str:
-        self._values.append(value)
-        return f"\\value{chr(64 + len(self._values))} "
-
-    def _peek(self, ahead: int = 0) -> str:
-        at = self._at + ahead
-        return self._tokens[at] if at < len(self._tokens) else ""
-
-    def _take(self, wanted: str = "") -> str:
-        token = self._peek()
-        if not token or (wanted and token != wanted):
-            raise Unreadable(f"{wanted or 'something'} expected, not {token!r}")
-        self._at += 1
-        return token
-
-    # --- grammar ---
 
     def _sum(self) -> Any:
         self._depth += 1
@@ -147,11 +80,11 @@ class _Reader:
             sign = 1
             while self._peek() in ("+", "-"):
                 sign = -sign if self._take() == "-" else sign
-            begin = self._at
+            begin = self._tokens.at
             factor = self._power() if divides else self._implicit()
             if divides:
                 if self._starts_factor():  # a/2b: nobody knows
-                    if not all(t[0].isdigit() for t in self._tokens[begin : self._at]):
+                    if not all(t[0].isdigit() for t in self._tokens.since(begin)):
                         raise Unreadable("a division and then a product without a sign")
                     factor = 1 / (self._sizes.divided(1, factor) * self._implicit())
                 value = self._sizes.divided(value, sign * factor)
@@ -236,7 +169,7 @@ class _Reader:
     def _mixed(self) -> Any:
         """The fraction of a mixed number, where digits over digits follow a whole number."""
         if self._peek() == "\\frac":
-            parts = self._tokens[self._at + 1 : self._at + 7]
+            parts = self._tokens.ahead(1, 7)
             if len(parts) == 6 and parts[0::3] == ["{", "{"] and parts[2::3] == ["}", "}"]:
                 above, below = parts[1], parts[4]
                 taken = 7
@@ -250,7 +183,7 @@ class _Reader:
             return None
         if not (above.isdigit() and below.isdigit() and 0 < int(above) < int(below)):
             return None
-        self._at += taken
+        self._tokens.skip(taken)
         return sympy.Rational(int(above), int(below))
 
     def _symbol(self, name: str) -> Any:
@@ -280,13 +213,13 @@ class _Reader:
             self._take("}")
             return value
         if len(token) > 1 and token[0].isdigit():
-            self._tokens[self._at : self._at + 1] = [token[0], token[1:]]
+            self._tokens.part()
         return self._atom()
 
     def _command(self, token: str) -> Any:
         name = token[1:]
         if name.startswith("value"):
-            return sympy.Rational(self._values[ord(name[5:]) - 65])
+            return sympy.Rational(self._tokens.value(name))
         if name == "frac":
             above, below = self._two_arguments()
             return self._sizes.divided(above, below)
@@ -294,11 +227,11 @@ class _Reader:
             return self._sizes.binomial(*self._two_arguments())
         if name == "sqrt":
             return self._root()
-        if name in _FUNCTIONS:
+        if name in FUNCTIONS:
             return self._function(name)
-        if token in _ACCENTS:
+        if token in ACCENTS:
             return self._symbol(self._raw_argument())
-        if name in _GREEK:
+        if name in GREEK:
             return self._symbol(name)
         raise Unreadable(f"unknown {token}")
 
@@ -338,16 +271,16 @@ class _Reader:
             self._take()
             power = self._exponent()
         if power == -1:
-            if name not in _INVERSES:
+            if name not in INVERSES:
                 raise Unreadable("the inverse of a function")
-            name, power = _INVERSES[name], None
+            name, power = INVERSES[name], None
         value = self._applied()
         if base is not None:
             result = self._sizes.divided(sympy.log(value), sympy.log(base))
         elif name == "exp":
             result = self._sizes.raised(sympy.E, value)
         else:
-            result = _FUNCTIONS[name](value)
+            result = FUNCTIONS[name](value)
         return result if power is None else self._sizes.raised(result, power)
 
     def _applied(self) -> Any:
@@ -357,7 +290,7 @@ class _Reader:
             return value
         sign = -1 if self._peek() == "-" and self._take() else 1
         value = self._power()
-        while self._starts_factor() and self._peek()[1:] not in _FUNCTIONS:
+        while self._starts_factor() and self._peek()[1:] not in FUNCTIONS:
             if self._peek()[0].isdigit() or self._peek() in ("(", "["):
                 raise Unreadable("where the argument of a function ends")
             value = value * self._power()
