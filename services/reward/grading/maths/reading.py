@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import sympy
 
-from services.reward.grading.maths.expressions import read_expression
+from services.reward.grading.maths.quantities import plain, quantity
 from services.reward.grading.maths.regions import bound, interval, region_of
 from services.reward.grading.maths.scan import listed, outside, split, wrapped
 from services.reward.grading.maths.shapes import (
@@ -26,7 +26,7 @@ from services.reward.grading.maths.shapes import (
 )
 from services.reward.grading.maths.sizes import TooLarge, Unreadable
 from services.reward.grading.maths.values import same_value
-from services.reward.grading.units import CURRENCIES, Unit, is_unit, read_unit
+from services.reward.grading.units import CURRENCIES
 
 MAX_LENGTH = 2000
 _MAX_ITEMS = 100
@@ -53,6 +53,7 @@ _BASES = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
     "ten": 10, "eleven": 11, "twelve": 12, "sixteen": 16,
 }  # fmt: skip
+_SETS: dict[str, Any] = {"⟪R⟫": sympy.S.Reals, "∅": sympy.S.EmptySet}
 _MATRIX = re.compile(
     r"\\begin\{([pbB]?|small)matrix\}(.*)\\end\{\1matrix\}"
     r"|[(\[]\s*\\begin\{array\}\{[^{}]*\}(.*)\\end\{array\}\s*[)\]]"
@@ -60,15 +61,6 @@ _MATRIX = re.compile(
 _BUILDER = re.compile(r"([A-Za-z])\s*(?:∈\s*⟪R⟫)?\s*[|:]\s*(.*)")
 _OUTSIDE_IN = re.compile(r"(?:(\])([^\[\]]*)([\[\]])|(\[)([^\[\]]*)(\[))")
 _MEMBER = re.compile(r"[A-Za-z](?:_\w)?\s*∈\s*(.*)")
-_PREFIXED = re.compile(rf"([-+]?)\s*([{CURRENCIES}])\s*(.*)")
-_SUFFIXED = re.compile(
-    rf"(.*?)\s*((?:(?:⟦[^⟦⟧]*⟧|°|[{CURRENCIES}])(?:\s*\^\s*\{{?\s*-?\d\s*\}}?)?\s*/?\s*)+)"
-)
-# Words right after a number that make it another number.
-_TIMES_TEN = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_MULTIPLE = re.compile(rf"(\s*⟦?\s*)({'|'.join(_TIMES_TEN)})\b", re.IGNORECASE)
-_OTHER_VALUE = re.compile(r"\s*⟦?\s*(?:dozen|squared|cubed|factorial|times)\b", re.IGNORECASE)
-_SPELT = re.compile(r"(.*[\d)}π])(\s*)([A-Za-z][A-Za-z./ ]*(?:\^\{?\d\}?)?)")
 
 
 @lru_cache(maxsize=4096)
@@ -131,7 +123,7 @@ def _joined(text: str, thousands: bool, depth: int) -> Shape:
         opening, closing = "(" if opening == "]" else "[", ")" if closing == "[" else "]"
         return _bracketed(opening, inside, closing, depth)
     held = wrapped(text)
-    return _quantity(text) if held is None else _bracketed(*held, depth)
+    return quantity(text) if held is None else _bracketed(*held, depth)
 
 
 def _based(match: re.Match[str]) -> Shape:
@@ -141,7 +133,7 @@ def _based(match: re.Match[str]) -> Shape:
     if not 2 <= base <= 36:
         raise Unreadable("no base")
     if base == 10 and digits.isdigit():
-        return _quantity(digits)
+        return quantity(digits)
     return Based(digits, base)
 
 
@@ -207,7 +199,7 @@ def _relation(text: str, thousands: bool, depth: int) -> Shape:
         return _equal_sides(sides, operators, thousands, depth)
     if not all(sides):
         raise Unreadable("a relation without a side")
-    return bound([_plain(side) for side in sides], operators, [side.strip() for side in sides])
+    return bound([plain(side) for side in sides], operators, [side.strip() for side in sides])
 
 
 def _equal_sides(sides: list[str], operators: list[str], thousands: bool, depth: int) -> Shape:
@@ -230,7 +222,7 @@ def _equal_sides(sides: list[str], operators: list[str], thousands: bool, depth:
     assert isinstance(first, Quantity)
     is_total = name is not None and _TOTAL.fullmatch(name) and not _NAME.fullmatch(name)
     if name is not None and is_total and values[0].free_symbols:
-        return Relation(_plain(name) - values[0], "=")  # x + y = 7 tells a total, x + y = z not
+        return Relation(plain(name) - values[0], "=")  # x + y = 7 tells a total, x + y = z not
     if all(same_value(values[0], value) for value in values[1:]):
         last = shapes[-1]
         assert isinstance(last, Quantity)
@@ -257,7 +249,7 @@ def _bracketed(opening: str, inside: str, closing: str, depth: int) -> Shape:
         return _read(builder[2], False, depth + 1)
     pieces = [piece for _, piece in split(inside, ",;")]
     if opening in "⌊⌈":
-        return _quantity(opening + inside + closing)
+        return quantity(opening + inside + closing)
     if len(pieces) == 1 and opening != "⦃":
         if opening == "⟦":
             return Words(inside)
@@ -277,49 +269,3 @@ def _bracketed(opening: str, inside: str, closing: str, depth: int) -> Shape:
             raise Unreadable("no interval")
         return Region(made)
     return Several(items, "tuple", opening + closing)
-
-
-def _plain(text: str) -> Any:
-    shape = _quantity(text)
-    if shape.unit is not None or shape.percent:
-        raise Unreadable("a unit in a relation")
-    return shape.value
-
-
-def _quantity(text: str) -> Quantity:
-    """An expression, perhaps with a currency, a percent sign or a unit at it."""
-    unit: Unit | None = None
-    percent = False
-    text = _multiplied(text)
-    if prefixed := _PREFIXED.fullmatch(text):
-        unit, text = read_unit(prefixed[2]), prefixed[1] + prefixed[3]
-    elif suffixed := _SUFFIXED.fullmatch(text):
-        unit, text = read_unit(suffixed[2]), suffixed[1]
-    elif (spelt := _SPELT.fullmatch(text)) and _spells_unit(spelt[2], spelt[3]):
-        unit, text = read_unit(spelt[3]), spelt[1]
-    if text.endswith("%"):
-        percent, text = True, text[:-1]
-    return Quantity(read_expression(text), percent, unit)
-
-
-def _multiplied(text: str) -> str:
-    """5 million as 5*10^{6}. Unreadable: a word at a number that says another one (5 squared)."""
-    number = re.match(rf"[-+]?\s*[{CURRENCIES}]?\s*[\d.,]*\d", text)
-    if number is None:
-        return text
-    if _OTHER_VALUE.match(text, number.end()):
-        raise Unreadable("a number in words")
-    if not (word := _MULTIPLE.match(text, number.end())):
-        return text
-    rest = re.sub(r"⟦\s*⟧", "", word[1] + text[word.end() :])
-    return f"{number[0]}*10^{{{_TIMES_TEN[word[2].lower()]}}}{rest}"
-
-
-def _spells_unit(blank: str, words: str) -> bool:
-    first = re.split(r"[ ./^]", words)[0]
-    if len(first) == 1:
-        return bool(blank) and is_unit(first) and first not in "acAC"
-    return (is_unit(first) and len(first) > 1) or (bool(blank) and len(first) > 2)
-
-
-_SETS: dict[str, Any] = {"⟪R⟫": sympy.S.Reals, "∅": sympy.S.EmptySet}
