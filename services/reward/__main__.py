@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     from headway.telemetry import configure_logging
     from services.reward import serve
     from services.reward.outside.lane import LaneSettings
-    from services.reward.scoring import ServiceLimits
+    from services.reward.request import ServiceLimits
     from services.reward.workers import PoolSettings
 
     configure_logging("reward", settings.log_level)

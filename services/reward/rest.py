@@ -13,7 +13,8 @@ from headway.messages import Score
 from headway.schemas import grader_schema
 from headway.web import ErrorAnswer
 from services.reward.checking import grader_types
-from services.reward.scoring import Request, Scorer
+from services.reward.request import Request
+from services.reward.scoring import Scorer
 from services.reward.waiting import WireItem
 
 

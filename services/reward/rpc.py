@@ -12,7 +12,8 @@ from headway.codec import score_to_pb
 from headway.errors import InvalidSpec, sayable
 from headway.pb import reward_pb2, reward_pb2_grpc
 from services.reward.checking import grader_types
-from services.reward.scoring import Request, Scorer
+from services.reward.request import Request
+from services.reward.scoring import Scorer
 from services.reward.waiting import WireItem
 
 SERVICE = "headway.v1.RewardService"

@@ -19,7 +19,8 @@ from headway.web import http_url, make_app, serve_http
 from services.reward import metrics, rest, rpc, sandbox
 from services.reward.grading.outcome import SandboxUnavailable
 from services.reward.outside.lane import Lane, LaneSettings
-from services.reward.scoring import Scorer, ServiceLimits
+from services.reward.request import ServiceLimits
+from services.reward.scoring import Scorer
 from services.reward.workers import PoolSettings, WorkerPool
 
 log = get_logger(__name__)

@@ -10,7 +10,7 @@ import pytest
 
 from headway.pb import reward_pb2, reward_pb2_grpc
 from headway.rpc import channel
-from services.reward.scoring import ServiceLimits
+from services.reward.request import ServiceLimits
 from services.reward.workers import PoolSettings
 from tests.support.reward_doors import both_doors
 from tests.support.reward_stand import service, until

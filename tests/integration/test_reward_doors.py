@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from headway.graders import GRADERS
-from services.reward.scoring import ServiceLimits
+from services.reward.request import ServiceLimits
 from tests.support.reward_doors import Refused, both_doors
 from tests.support.reward_stand import QUICKSTART, service, until
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from headway.messages import ScoreItem
-from services.reward.scoring import ServiceLimits
+from services.reward.request import ServiceLimits
 from services.reward.waiting import WireItem, split, units_of
 from services.reward.workers import PoolSettings
 from tests.support.reward_stand import items, service, until

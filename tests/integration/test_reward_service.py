@@ -13,7 +13,7 @@ from headway.messages import ScoreItem
 from headway.pb import reward_pb2, reward_pb2_grpc
 from headway.reward_client import RewardClient
 from headway.rpc import channel, grpc_server
-from services.reward.scoring import ServiceLimits
+from services.reward.request import ServiceLimits
 from tests.support.reward_stand import GOOD, QUICKSTART, items, service, until
 
 

@@ -17,7 +17,7 @@ from headway.messages import ScoreItem
 from headway.pb import reward_pb2, reward_pb2_grpc
 from headway.reward_client import RewardClient
 from headway.rpc import channel
-from services.reward.scoring import ServiceLimits
+from services.reward.request import ServiceLimits
 from services.reward.workers import PoolSettings
 from tests.support.reward_stand import GOOD, QUICKSTART, ROOT, items, service, until
 

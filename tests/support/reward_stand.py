@@ -10,7 +10,7 @@ from headway import graders
 from headway.lifecycle import Lifecycle
 from headway.messages import ScoreItem
 from headway.reward_client import RewardClient
-from services.reward.scoring import ServiceLimits
+from services.reward.request import ServiceLimits
 from services.reward.serve import reward_server
 from services.reward.workers import PoolSettings
 from tests.support.hostile_graders import Hostile, HostileGroup
