@@ -11,15 +11,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from headway.errors import EpochBroken, InvalidSpec, Unavailable
+from headway.errors import InvalidSpec, Unavailable
 from headway.messages import Completion, EpochInvite, InstallReport, WeightManifest
 from headway.telemetry import get_logger
 from services.rollout.busy import BusyClock
 from services.rollout.engine import Look, Piece, Sampling
+from services.rollout.vllm_calls import WorkerCalls
 from services.rollout.vllm_outputs import (
     completion_of,
     completion_seed,
-    error_of,
     final_output,
     manifest_rows,
     piece_of,
@@ -33,7 +33,6 @@ from services.rollout.vllm_words import ModelWords
 __all__ = ["VllmConfig", "VllmEngine"]
 
 log = get_logger(__name__)
-_POLL_S = 0.01  # an engine that samples answers between two steps
 _OURS, _VISITORS = 0, 1  # vLLM serves the lower number first
 
 
@@ -46,6 +45,7 @@ class VllmEngine:
         self._model = Path(model)
         self._config = config or VllmConfig()
         self._llm: Any = None
+        self._worker = WorkerCalls(lambda: self._llm)
         self._version: int | None = None
         self._open = asyncio.Event()  # set while new requests may enter vLLM
         self._admission = asyncio.Lock()  # a request enters wholly before or after an update
@@ -131,8 +131,8 @@ class VllmEngine:
     async def join(self, invite: EpochInvite) -> None:
         """Takes a seat in a weight group epoch while sampling goes on. EpochBroken."""
         async with self._weights:
-            await self._call("headway_begin_join", asdict(invite))
-            await self._wait_done(invite.timeout_s, f"epoch {invite.epoch}")
+            await self._worker.call("headway_begin_join", asdict(invite))
+            await self._worker.done(invite.timeout_s, f"epoch {invite.epoch}")
 
     async def install(self, manifest: WeightManifest, timeout_s: float) -> InstallReport:
         """Receives while sampling goes on, then pauses, loads, verifies and resumes.
@@ -141,8 +141,8 @@ class VllmEngine:
         """
         async with self._weights:
             try:
-                await self._call("headway_begin_receive", *manifest_rows(manifest))
-                digest = await self._wait_done(timeout_s, f"version {manifest.version}")
+                await self._worker.call("headway_begin_receive", *manifest_rows(manifest))
+                digest = await self._worker.done(timeout_s, f"version {manifest.version}")
                 return await self._load(manifest.version, digest)
             except BaseException:
                 await asyncio.shield(self._stop_sampling())
@@ -153,8 +153,8 @@ class VllmEngine:
     ) -> InstallReport:
         """Reads and verifies while sampling goes on, then pauses, loads, verifies and resumes."""
         async with self._weights:
-            await self._call("headway_begin_read", str(path), *manifest_rows(manifest))
-            digest = await self._wait_done(timeout_s, f"the snapshot of {manifest.version}")
+            await self._worker.call("headway_begin_read", str(path), *manifest_rows(manifest))
+            digest = await self._worker.done(timeout_s, f"the snapshot of {manifest.version}")
             try:
                 return await self._load(manifest.version, digest)
             except BaseException:
@@ -163,8 +163,7 @@ class VllmEngine:
 
     async def leave(self) -> None:
         """Leaves the weight group; safe to repeat."""
-        if self._llm is not None:
-            await self._call("headway_leave")
+        await self._worker.leave()
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -267,7 +266,7 @@ class VllmEngine:
             await translated(self._llm.pause_generation(mode="keep", clear_cache=False))
             started = time.monotonic()  # until here the step under way still sampled
             self._clock.change(held=True)
-            done = await self._call("headway_install", version)
+            done = await self._worker.call("headway_install", version)
             await translated(self._llm.update_weight_version(str(version)))
             await translated(self._llm.resume_generation())
             self._version = version
@@ -287,27 +286,3 @@ class VllmEngine:
         self._clock.change(held=True)
         if self._llm is not None and not self._llm.errored:
             await self._llm.pause_generation(mode="keep", clear_cache=False)
-
-    async def _wait_done(self, timeout_s: float, what: str) -> str:
-        """Polls the worker until what was begun there is done; its result."""
-        # the group has its own deadline for each transfer; this one is for the whole
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    reply = await self._call("headway_poll")
-                    if reply["done"]:
-                        return str(reply["digest"])
-                    await asyncio.sleep(_POLL_S)
-        except TimeoutError as error:
-            await self.leave()
-            raise EpochBroken(f"{what} was not complete after {timeout_s:g} s") from error
-
-    async def _call(self, method: str, *args: Any) -> dict[str, Any]:
-        if self._llm is None:
-            raise Unavailable("the engine is not running")
-        reply: dict[str, Any] = (
-            await translated(self._llm.collective_rpc(method, args=tuple(args)))
-        )[0]
-        if not reply["ok"]:
-            raise error_of(reply["kind"], reply["message"])
-        return reply
