@@ -83,7 +83,7 @@ class Words(Protocol):
         """
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
-        """The text of ids, without special tokens. InvalidSpec: an id that is none."""
+        """The text of ids, special tokens in their own words. InvalidSpec: an id that is none."""
 
 
 class Engine(Protocol):

@@ -35,7 +35,7 @@ class ModelWords:
             ) from None
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
-        """Text without special tokens."""
+        """Text, special tokens in their own words."""
         if any(not 0 <= token < self._size for token in token_ids):
             raise InvalidSpec(f"token ids of this model are 0 … {self._size - 1}")
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))

@@ -96,6 +96,18 @@ async def test_echo_gives_the_log_probs_of_a_prompt_as_lm_eval_reads_them():
         assert by_ids.choices[0].logprobs == answer.choices[0].logprobs
 
 
+async def test_special_tokens_that_would_be_added_unasked_are_refused():
+    async with door() as it:
+        bare = {"extra_body": {"add_special_tokens": False}}
+        with pytest.raises(openai.BadRequestError, match="add_special_tokens"):
+            await it.text(prompt=["1 + 2 ="], **bare)
+        with pytest.raises(openai.BadRequestError, match="add_special_tokens"):
+            await it.chat(extra_body={"add_special_tokens": True})
+        asked = {"prompt": [list(b"1 + 2 =")], "seed": 3}
+        assert (await it.text(**asked, **bare)).choices == (await it.text(**asked)).choices
+        assert (await it.chat(seed=3, **bare)).choices == (await it.chat(seed=3)).choices
+
+
 async def test_an_echoed_stream_is_the_same_text():
     async with door() as it:
         asked = {"prompt": "1 + 2 =", "echo": True, "logprobs": 0, "max_tokens": 60, "seed": 4}

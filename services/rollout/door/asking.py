@@ -61,8 +61,13 @@ async def of_completion(body: CompletionBody, engine: Engine) -> Asked:
     of_prompt = body.logprobs if body.echo else None
     look = Look(body.logprobs, of_prompt, body.stream)
     asks = _asks(body, [ids for ids, _ in pairs], limit, look)
-    heads = tuple(words.decode(ids[:1]) for ids, _ in pairs)
+    heads = tuple(_head(text, words.decode(ids[:1])) for ids, text in pairs)
     return Asked(asks, tuple(text for _, text in pairs), sum(len(i) for i, _ in pairs), heads)
+
+
+def _head(text: str, first: str) -> str:
+    """What of a prompt's text is its first token's: nothing, where the tokenizer put it there."""
+    return first if text.startswith(first) else ""
 
 
 def _asks(

@@ -136,6 +136,7 @@ class ChatBody(SamplingBody):
     max_tokens: int | None = Field(default=None, ge=1, description="its older name")
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=20)
+    add_special_tokens: Literal[False] = Field(default=False, description="the template has them")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -158,6 +159,7 @@ class CompletionBody(SamplingBody):
     max_tokens: int = Field(default=16, ge=0, description="0: with echo, only the prompt")
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool = False
+    add_special_tokens: bool = Field(default=True, description="to a text; ids stay as they are")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -167,6 +169,8 @@ class CompletionBody(SamplingBody):
             raise ValueError(f"prompts times n is at most {MAX_CHOICES}")
         if not self.prompts:
             raise ValueError("there is no prompt")
+        if not self.add_special_tokens and any(isinstance(p, str) for p in self.prompts):
+            raise ValueError("add_special_tokens false is not possible here: send token ids")
         return self
 
     @property
