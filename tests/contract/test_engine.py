@@ -19,6 +19,7 @@ from services.rollout.engine import Engine, Look, Piece, Sampling
 from services.rollout.sim_broadcast import BroadcastSimEngine
 from services.rollout.sim_engine import SimEngine, SimSettings
 from services.rollout.vllm_engine import VllmConfig, VllmEngine
+from tests.support.echoed import check_echo
 from tests.support.sender import DirectSender, load_tensors
 from tests.support.tiny_model import build_tiny_model
 
@@ -268,6 +269,9 @@ async def test_a_visitor_sees_what_the_model_makes_of_a_prompt(harness: Harness)
     words = await engine.words()
     assert words.encode("1 + 2?") and words.encode_chat([{"role": "user", "content": "1 + 2?"}])
     assert "2?" in words.decode(words.encode("1 + 2?"))
+    if isinstance(harness, VllmHarness):  # the others' log-probs are made up
+        assert engine.version == 0
+        await check_echo(engine, harness.folders[0], tolerance=1e-4)
 
 
 async def test_a_visitor_who_leaves_frees_the_engine(harness: Harness) -> None:
