@@ -49,11 +49,13 @@ def read_run(run_dir: Path) -> RunData:
     """Everything the report needs. FileNotFoundError when there is no such folder."""
     if not run_dir.is_dir():
         raise FileNotFoundError(run_dir)
-    by_step: dict[float, Row] = {}
+    trained: dict[float, Row] = {}
+    validated: dict[float, Row] = {}
     for row in json_lines(run_dir / "metrics.jsonl"):
         if (step := number_of(row.get("step"))) is not None:
-            before = by_step.get(step, {})
-            by_step[step] = {**row, **before} if is_validation(row) else {**before, **row}
+            (validated if is_validation(row) else trained)[step] = row
+    steps = trained.keys() | validated.keys()
+    by_step = {step: {**validated.get(step, {}), **trained.get(step, {})} for step in steps}
     samples, count = _edges(json_lines(run_dir / "samples.jsonl"))
     return RunData(
         name=run_dir.resolve().name,

@@ -13,7 +13,7 @@ from services.reward.grading.outcome import SandboxUnavailable
 from services.reward.sandbox import command, probe
 from services.reward.sandbox.limits import Limits
 from tests.support.reward_stand import ROOT
-from tests.support.sandboxes import QUICK, grade, left_over, play
+from tests.support.sandboxes import QUICK, grade, left_over, play, zombies
 
 DENIED = "import ctypes; c = ctypes.CDLL(None, use_errno=True)\n"
 HOSTILE = {
@@ -64,10 +64,11 @@ def test_a_hostile_program_ends_at_its_limit_and_leaves_nothing(name):
         processes=QUICK.processes, file_bytes=QUICK.file_bytes, tmp_bytes=QUICK.tmp_bytes,
         output_bytes=QUICK.output_bytes,
     )  # fmt: skip
+    before = zombies()
     outcome = play(f"# {mark}\n{source}", limits)
     assert outcome.kind == kind, outcome
     assert len(outcome.stdout) <= QUICK.output_bytes
-    assert left_over(mark) == []
+    assert left_over(mark, before) == []
     assert play("print(6 * 7)").stdout == b"42\n"
 
 
@@ -156,6 +157,7 @@ def test_a_program_that_does_not_read_or_exec_itself_away():
 
 
 def test_a_long_lived_child_answers_until_it_is_killed():
+    before = psutil.Process().children(recursive=True)
     sandbox.require()
     source = "import sys\nfor line in sys.stdin: print(line.upper(), end='', flush=True)"
     with sandbox.sandboxed_child(sandbox.python_argv("-c", source)) as child:
@@ -164,7 +166,7 @@ def test_a_long_lived_child_answers_until_it_is_killed():
             assert child.stdout.read(4) == text.upper()
         assert child.resident_bytes > 1 << 20
         assert child.exit_code is None
-        inside = psutil.Process().children(recursive=True)
+        inside = set(psutil.Process().children(recursive=True)) - set(before)
         assert len(inside) >= 3
     assert not any(process.is_running() for process in inside)
 

@@ -48,7 +48,9 @@ async def check_echo(engine: Engine, folder: Path, tolerance: float) -> None:
     app = make_app("door", lambda: True, max_body_bytes=1 << 20, access=Access())
     app.include_router(router(visits))
     there = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=there, base_url="http://127.0.0.1", timeout=120) as client:
+    async with httpx.AsyncClient(
+        transport=there, base_url="http://127.0.0.1", timeout=120
+    ) as client:
         for asked, new in (
             ({"prompt": prompts, "max_tokens": 1, "temperature": 0}, 1),
             ({"prompt": prompts, "max_tokens": 0, "temperature": 0.3, "top_k": 2}, 0),

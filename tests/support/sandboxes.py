@@ -1,7 +1,5 @@
 """Programs for the sandbox, and the `code` grader as a worker calls it."""
 
-import os
-
 import psutil
 
 from headway.graders import validate_grader
@@ -35,13 +33,16 @@ def ended(graded):
     return {kind: share for kind, share in graded.parts.items() if share}
 
 
-def left_over(mark):
-    """Processes of this machine whose command line has the mark, and zombies of ours."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "status", "ppid"]):
-        info = process.info
-        marked = any(mark in word for word in info["cmdline"] or ())
-        zombie = info["status"] == psutil.STATUS_ZOMBIE and info["ppid"] == os.getpid()
-        if marked or zombie:
-            found.append(process)
-    return found
+def zombies():
+    """Process ids of our dead children that nobody waited for."""
+    children = psutil.Process().children()
+    return {child.pid for child in children if child.status() == psutil.STATUS_ZOMBIE}
+
+
+def left_over(mark, before=frozenset()):
+    """Processes of this machine with the mark in their command line, and zombies since `before`."""
+    marked = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(mark in word for word in process.info["cmdline"] or ()):
+            marked.append(process.pid)
+    return [*marked, *(zombies() - before)]
